@@ -1,0 +1,1 @@
+"""The five concepts, Batch, Head, Calibrator, Loss and Summary, and what they stand on."""

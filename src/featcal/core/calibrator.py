@@ -1,0 +1,327 @@
+"""Calibrator: turns a head into a better calibrated head. Pipeline, and the head that ships."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from time import perf_counter
+from typing import Any, ClassVar, Literal, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core import dist
+from featcal.core.batch import (
+    Batch,
+    Data,
+    Head,
+    Through,
+    as_data,
+    raw_logits,
+    stored_logits,
+    survey,
+    wide,
+)
+from featcal.core.errors import InputError
+from featcal.core.fitting import Counted, FitReport, Problem, StepReport, evaluating
+from featcal.core.loss import Loss, measure, nll
+from featcal.core.threads import calm
+
+Mode = Literal["joint", "sequential"]
+MODES: tuple[Mode, ...] = ("joint", "sequential")
+
+METHODS: dict[str, type[Calibrator]] = {}
+
+
+class Calibrator(nn.Module, ABC):
+    """Turns a head (features -> logits) into a better calibrated head.
+
+    A fresh calibrator is the identity, bit for bit: there is no unfitted state. Constructor
+    arguments are hyperparameters, fitted values are buffers, and `report` tells how they came.
+    A subclass that sets `name` is registered under it for recipes, files and the command line.
+    """
+
+    name: ClassVar[str]
+    needs_features: bool = True
+    keeps_accuracy: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.report: FitReport | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in cls.__dict__ and METHODS.setdefault(cls.name, cls) is not cls:
+            taken = METHODS[cls.name].__qualname__
+            raise TypeError(f"calibrator name {cls.name!r} is taken by {taken}")
+
+    @abstractmethod
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """Calibrated logits (n, k), float32 or wider, of features (n, d)."""
+
+    @abstractmethod
+    def learn(self, problem: Problem) -> list[StepReport]:
+        """Chooses the fitted values and assigns them; `fit` has checked the data already."""
+
+    @final
+    @torch.no_grad()
+    def fit(
+        self,
+        data: Batch | Data,
+        head: Head | None = None,
+        *,
+        loss: Loss = nll,
+        mode: Mode = "joint",
+    ) -> Self:
+        """Learns from labelled data the classifier was not trained on.
+
+        Args:
+            data: a Batch or any re-iterable of batches, such as a split of a feature pack.
+            head: the classifier's last layer; None when the data holds logits alone.
+            loss: what to minimise.
+            mode: "joint" chooses a feature step knowing that the later steps are refitted;
+                "sequential" fits each step for itself, in order, as the paper does.
+
+        Returns:
+            The calibrator itself; `report` says what was found.
+        """
+        started = perf_counter()
+        if mode not in MODES:
+            raise InputError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
+        if head is None and self.needs_features:
+            raise InputError(f"{self!r} works on features: pass head=, the classifier's last layer")
+        data = as_data(data)
+        with evaluating(head):
+            facts = survey(data, head)
+            self.to(facts.device)
+            counted = None if head is None else Counted(head)
+            raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
+            problem = Problem(data, raw, counted, loss, facts)
+            with calm(facts.work):
+                before = measure(raw, loss)[0]
+                steps = tuple(run_steps(self.steps_in_order(), problem, mode))
+        self.report = FitReport(
+            recipe=repr(self),
+            mode=mode,
+            loss=loss.name,
+            rows=facts.rows,
+            steps=steps,
+            loss_before=before,
+            loss_after=steps[-1].loss_after,
+            seconds=perf_counter() - started,
+        )
+        return self
+
+    def steps_in_order(self) -> list[Calibrator]:
+        """The steps this calibrator consists of: itself, unless it is a pipeline."""
+        return [self]
+
+    def assign(self, **values: Tensor | float) -> Self:
+        """Stores fitted values in the buffers of these names."""
+        for key, value in values.items():
+            old = self._buffers[key]
+            assert old is not None
+            self._buffers[key] = torch.as_tensor(value, dtype=torch.float32).to(old.device).clone()
+        return self
+
+    def wrap(self, head: nn.Module | None = None) -> CalibratedHead:
+        """The deployable module: features in, calibrated logits out (logits in, without a head)."""
+        return CalibratedHead(head, self)
+
+    def __or__(self, other: Calibrator) -> Pipeline:
+        if not isinstance(other, Calibrator):
+            return NotImplemented
+        return Pipeline(self, other)
+
+    def __repr__(self) -> str:
+        """The recipe: hyperparameters that differ from their defaults, never fitted values."""
+        given = {
+            key: getattr(self, key)
+            for key, parameter in inspect.signature(type(self)).parameters.items()
+            if getattr(self, key) != parameter.default
+        }
+        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def __str__(self) -> str:
+        """The recipe and what was learned."""
+        values = (f"{key.rpartition('.')[2]}={_short(v)}" for key, v in self.named_buffers())
+        return "   ".join([repr(self), " ".join(values)])
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        *args: Any,  # noqa: ANN401
+    ) -> None:
+        for key, buffer in self._buffers.items():  # shapes that were learned come from the file
+            stored = state_dict.get(prefix + key)
+            if stored is not None and buffer is not None:
+                self._buffers[key] = buffer.new_empty(stored.shape)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def _short(values: Tensor) -> str:
+    return f"{float(values):.4g}" if values.numel() == 1 else f"tensor{tuple(values.shape)}"
+
+
+def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[StepReport]:
+    """Fits steps in reading order, each on the head the steps before it left.
+
+    Joint fitting hands a step the later ones, to be refitted for every value it tries: the search
+    over its own values then sees the loss of the whole pipeline, and no alternation is needed.
+    """
+    reports: list[StepReport] = []
+    counted = 0  # the pass for the network's own logits counts with the first step
+    for done, step in enumerate(steps):
+        later = chain(steps[done + 1 :]) if steps[done + 1 :] else None
+        then = copy.deepcopy(later) if mode == "joint" else None
+        started = perf_counter()
+        learned = step.learn(replace(problem, then=then))
+        passes = math.ceil((_rows(problem.head) - counted) / problem.facts.rows)
+        counted, spent = _rows(problem.head), perf_counter() - started
+        reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
+        problem = after(problem, step, later)
+    return reports
+
+
+def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -> Problem:
+    """The problem the later steps see: the head with this step on it."""
+    head = None if problem.head is None else Stepped(step, problem.head)
+    keep_features = later is not None and later.needs_features
+    if head is not None and step.needs_features:
+        data = Through(problem.source, head.of_batch, features=keep_features)
+    else:
+        data = Through(problem.data, partial(_on_logits, step), features=keep_features)
+    return replace(problem, data=data, head=head)
+
+
+def _on_logits(step: Calibrator, batch: Batch) -> Tensor:
+    """What a step that needs no features makes of the logits at hand."""
+    return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
+
+
+class Stepped:
+    """A head with one more step on it; counts through to the head it stands on."""
+
+    def __init__(self, step: Calibrator, head: Head) -> None:
+        self.step, self.head = step, head
+
+    @property
+    def rows(self) -> int:
+        return self.head.rows if isinstance(self.head, (Counted, Stepped)) else 0
+
+    def __call__(self, features: Tensor) -> Tensor:
+        return self.step(features, self.head)  # type: ignore[no-any-return]
+
+    def of_batch(self, batch: Batch) -> Tensor:
+        """The logits of a batch's features."""
+        assert batch.features is not None
+        return self(batch.features)
+
+
+def _rows(head: Head | None) -> int:
+    """Rows the head was asked for so far, on all ranks."""
+    rows = head.rows if isinstance(head, (Counted, Stepped)) else 0
+    return int(dist.total(torch.tensor(rows)))
+
+
+class FeatureMap(Calibrator):
+    """Acts on features, before the head."""
+
+    @abstractmethod
+    def map_features(self, features: Tensor) -> Tensor:
+        """(n, d) -> (n, d)."""
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """The head's logits of the mapped features."""
+        return wide(head(self.map_features(features)))
+
+
+class LogitMap(Calibrator):
+    """Acts on logits, after the head."""
+
+    needs_features = False
+
+    @abstractmethod
+    def map_logits(self, logits: Tensor) -> Tensor:
+        """(n, k) -> (n, k); the logits come in float32 or wider."""
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """The mapped logits of the head."""
+        return self.map_logits(wide(head(features)))
+
+
+@final
+class Pipeline(Calibrator):
+    """`clip | temperature`: each step calibrates the head left by the steps before it."""
+
+    def __init__(self, *steps: Calibrator) -> None:
+        super().__init__()
+        flat = [part for step in steps for part in step.steps_in_order()]
+        for left, right in pairwise(flat):
+            if isinstance(left, LogitMap) and isinstance(right, FeatureMap):
+                raise InputError(
+                    f"{left.name} | {right.name} is in the wrong order: {right.name} works on "
+                    f"features, before the head, and {left.name} on logits, after it; "
+                    f"write {right.name} | {left.name}"
+                )
+        self.steps = nn.ModuleList(flat)
+        self.needs_features = any(step.needs_features for step in flat)
+        self.keeps_accuracy = all(step.keeps_accuracy for step in flat)
+
+    def steps_in_order(self) -> list[Calibrator]:
+        """The steps, in reading order."""
+        return [step for step in self.steps if isinstance(step, Calibrator)]
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """The logits of the head with every step on it."""
+        for step in self.steps:
+            head = partial(step, head=head)
+        return head(features)
+
+    def learn(self, problem: Problem) -> list[StepReport]:
+        """Fits the steps jointly; this is how a pipeline is refitted inside another fit."""
+        return run_steps(self.steps_in_order(), problem, "joint")
+
+    def __repr__(self) -> str:
+        return " | ".join(map(repr, self.steps_in_order()))
+
+
+def chain(steps: list[Calibrator]) -> Calibrator:
+    """Several steps as one calibrator; one step as itself."""
+    return steps[0] if len(steps) == 1 else Pipeline(*steps)
+
+
+@final
+class CalibratedHead(nn.Module):
+    """features -> calibrated logits; takes the place of a classifier's last layer."""
+
+    def __init__(self, head: nn.Module | None, calibrator: Calibrator) -> None:
+        super().__init__()
+        if head is None and calibrator.needs_features:
+            raise InputError(
+                f"{calibrator!r} works on features: pass the classifier's last layer to wrap()"
+            )
+        self.head = nn.Identity() if head is None else head
+        self.calibrator = calibrator
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Calibrated logits (n, k) of features (n, d)."""
+        return self.calibrator(features, self.head)  # type: ignore[no-any-return]
+
+
+__all__ = [
+    "METHODS",
+    "CalibratedHead",
+    "Calibrator",
+    "FeatureMap",
+    "LogitMap",
+    "Pipeline",
+]

@@ -1,0 +1,150 @@
+"""What a fit is given (a Problem) and what it says afterwards (a FitReport)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from featcal.core.batch import Data, Facts, Head, Through
+from featcal.core.loss import Loss
+
+if TYPE_CHECKING:
+    from featcal.core.calibrator import Calibrator
+
+
+class Counted:
+    """A head that counts the rows it is asked for, so that a report can say what a fit cost."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+        self.rows = 0
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The head's own logits."""
+        self.rows += len(features)
+        return self.head(features)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One step's share of a fit.
+
+    Attributes:
+        source: the batches as they were given.
+        data: the same batches with the logits the earlier steps left.
+        head: the head as the earlier steps left it; None when only logits are known.
+        loss: what to minimise.
+        facts: rows, classes and device of the data.
+        then: the later steps of the pipeline, to be refitted for every value this step tries
+            (joint fitting), or None when this step is fitted for itself.
+    """
+
+    source: Data
+    data: Through
+    head: Head | None
+    loss: Loss
+    facts: Facts
+    then: Calibrator | None = None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step learned and what it cost.
+
+    Attributes:
+        name: the method's id.
+        values: the fitted values, ready for JSON.
+        noop: whether the step changes nothing.
+        loss_before: the loss without this step, later steps refitted where fitting is joint.
+        loss_after: the loss with it.
+        converged: whether the search ended by its own rule rather than at a cap.
+        message: one sentence for a person.
+        details: further figures, ready for JSON.
+        head_passes: products of the head over all rows, or their equivalent in part passes.
+        seconds: wall time.
+    """
+
+    name: str
+    values: dict[str, Any]
+    noop: bool
+    loss_before: float
+    loss_after: float
+    converged: bool
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+    head_passes: int = 0
+    seconds: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """One flat object: fitted values and figures side by side."""
+        flat = asdict(self)
+        name, values, details = (flat.pop(key) for key in ("name", "values", "details"))
+        return plain({"name": name, **values, **flat, **details})  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What a whole fit did: the recipe, its steps in order, the loss before and after."""
+
+    recipe: str
+    mode: str
+    loss: str
+    rows: int
+    steps: tuple[StepReport, ...]
+    loss_before: float
+    loss_after: float
+    seconds: float
+
+    @property
+    def noop(self) -> bool:
+        """Whether nothing at all was changed."""
+        return all(step.noop for step in self.steps)
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form, as `featcal fit --json` prints it."""
+        flat = {key: getattr(self, key) for key in ("recipe", "mode", "loss", "rows")}
+        steps = [step.as_json() for step in self.steps]
+        tail = {key: getattr(self, key) for key in ("noop", "loss_before", "loss_after", "seconds")}
+        return plain({**flat, "steps": steps, **tail})  # type: ignore[no-any-return]
+
+    def as_record(self) -> dict[str, Any]:
+        """The form kept in a calibrator's file; `of_record` reads it back."""
+        return plain(asdict(self))  # type: ignore[no-any-return]
+
+    @classmethod
+    def of_record(cls, record: dict[str, Any]) -> FitReport:
+        """The report a record describes."""
+        steps = tuple(StepReport(**step) for step in record["steps"])
+        return cls(**{**record, "steps": steps})
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any
+    """The same value with infinities and NaN as null, which JSON has no word for.
+
+    >>> plain({"threshold": float("inf"), "n": [1, 2.5]})
+    {'threshold': None, 'n': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def evaluating(head: Head | None) -> Iterator[None]:
+    """Puts a head into eval mode for the block (dropout off) and restores every flag after it."""
+    modules = list(head.modules()) if isinstance(head, nn.Module) else []
+    flags = [module.training for module in modules]
+    try:
+        if isinstance(head, nn.Module):
+            head.eval()
+        yield
+    finally:
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag
