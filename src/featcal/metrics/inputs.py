@@ -1,0 +1,209 @@
+"""One reading of probabilities or logits for every metric: checked, never guessed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featcal.core.batch import wide
+from featcal.core.errors import InputError
+
+Values = Tensor | NDArray[Any]
+
+CHUNK_VALUES = 2**19  # 2 MiB of float32: the passes over a chunk then find it in the cache
+ROUNDING = 1e-6  # exp(z - logsumexp(z)) may end this far above 1
+ROW_SUM = 1e-3
+ROW_SUM_16_BIT = 1e-2
+SHOWN_ROWS = 5
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a caller passed: n rows over k classes and a label for each.
+
+    Attributes:
+        name: the argument the values came in, which alone decides what they are.
+        values: (n, k) in the precision they came in.
+        labels: (n,) int64, each in 0 to k - 1.
+    """
+
+    name: Literal["probs", "logits"]
+    values: Tensor
+    labels: Tensor
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Checked values, float32 or wider, with their labels; one empty chunk for no rows."""
+        n, k = self.values.shape
+        rows = max(1, CHUNK_VALUES // k)
+        for start in range(0, max(1, n), rows):
+            part = slice(start, start + rows)
+            yield self._checked(self.values[part], first_row=start), self.labels[part]
+
+    def whole(self) -> Tensor:
+        """All checked values at once, float32 or wider."""
+        for _ in self.chunks():
+            pass
+        return wide(self.values)
+
+    def _checked(self, values: Tensor, *, first_row: int) -> Tensor:
+        if self.name == "logits":
+            # A finite sum proves finite terms; one that overflows costs a second look, no error.
+            if not bool(torch.isfinite(wide(values).sum())):
+                _refuse_infinite("logits", values, first_row)
+            return wide(values)
+        tolerance = ROW_SUM if values.dtype.itemsize >= 4 else ROW_SUM_16_BIT
+        values = wide(values)
+        if not _are_probabilities(values, tolerance):
+            _refuse_infinite("probs", values, first_row)
+            _refuse_outside(values, first_row)
+            _refuse_row_sums(values, tolerance, first_row)
+        return values
+
+
+def read(probs: Values | None, labels: Values | None, logits: Values | None) -> Given:
+    """The one entry of every metric: names, types, shapes and labels are checked here.
+
+    Raises:
+        InputError: unless exactly one of `probs` and `logits` is given, as (n, k) floating point,
+            with n integer labels in range. Values are checked as `Given.chunks` reads them.
+    """
+    if probs is not None and logits is not None:
+        raise InputError("probs and logits are both given: pass one of them")
+    if labels is None:
+        raise InputError("labels is None: pass the class of every row, (n,) integers")
+    if probs is not None:
+        values = _matrix("probs", probs)
+        return Given("probs", values, _labels(labels, values))
+    if logits is not None:
+        values = _matrix("logits", logits)
+        return Given("logits", values, _labels(labels, values))
+    raise InputError("probs and logits are both None: pass probs, or logits=... by keyword")
+
+
+def checked_bins(bins: int) -> int:
+    """The number of bins, an integer of at least 1.
+
+    >>> checked_bins(15)
+    15
+    """
+    try:
+        number = operator.index(bins)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(bins, bool):
+        raise InputError(f"bins is {bins!r}: pass an integer of at least 1")
+    return number
+
+
+def checked_rows(rows: int) -> int:
+    """The number of rows, refused when a metric would divide by none."""
+    if rows == 0:
+        raise InputError("there are no rows: a metric needs at least one labelled prediction")
+    return rows
+
+
+def _tensor(name: str, values: Values) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    if not isinstance(values, np.ndarray):
+        raise InputError(
+            f"{name} is a {type(values).__name__}: pass a torch tensor or a numpy array"
+        )
+    # torch shares memory only with writable arrays of native byte order and forward strides.
+    native = values.dtype.newbyteorder("=")
+    array = np.require(values, dtype=native, requirements=["C", "W"])
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise InputError(f"{name} has type {values.dtype}: pass plain numbers") from error
+
+
+def _matrix(name: str, given: Values) -> Tensor:
+    values = _tensor(name, given)
+    if not values.is_floating_point():
+        raise InputError(f"{name} has type {values.dtype}: pass floating point values")
+    if values.ndim != 2 or values.shape[1] == 0:
+        raise InputError(
+            f"{name} has shape {tuple(values.shape)}: pass (rows, classes); "
+            "a binary model needs both columns, [1 - p, p]"
+        )
+    return values
+
+
+def _labels(given: Values, values: Tensor) -> Tensor:
+    labels = _tensor("labels", given)
+    rows, classes = values.shape
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise InputError(f"labels has type {labels.dtype}: pass integer classes, labels.long()")
+    if labels.ndim != 1:
+        raise InputError(
+            f"labels has shape {tuple(labels.shape)}: pass one class a row, "
+            "labels.argmax(1) if they are one-hot"
+        )
+    if len(labels) != rows:
+        raise InputError(f"labels has {len(labels)} rows and the predictions {rows}: pass as many")
+    labels = labels.to(values.device, torch.int64)
+    wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"labels[{row}] is {int(labels[row])}, outside 0..{classes - 1} "
+            f"({_rows(wrong, 0)}): correct or remove it"
+        )
+    return labels
+
+
+def _are_probabilities(values: Tensor, tolerance: float) -> bool:
+    """Three cheap reductions; a NaN or an infinity fails the first of them."""
+    if len(values) == 0:
+        return True
+    if not bool(((values.sum(1) - 1).abs() <= tolerance).all()):
+        return False
+    low, high = torch.aminmax(values)
+    return float(low) >= -ROUNDING and float(high) <= 1 + ROUNDING
+
+
+def _refuse_infinite(name: str, values: Tensor, first_row: int) -> None:
+    rows = (~torch.isfinite(values).all(1)).nonzero().flatten()
+    if len(rows):
+        raise InputError(f"{name} is NaN or infinite in {_rows(rows, first_row)}: remove them")
+
+
+def _refuse_outside(values: Tensor, first_row: int) -> None:
+    outside = ((values < -ROUNDING) | (values > 1 + ROUNDING)).nonzero()
+    if len(outside):
+        row, column = outside[0].tolist()
+        raise InputError(
+            f"probs[{first_row + row}, {column}] is {float(values[row, column]):.6g}, "
+            "outside 0..1: if these are logits pass logits=..."
+        )
+
+
+def _refuse_row_sums(values: Tensor, tolerance: float, first_row: int) -> None:
+    sums = values.sum(1)
+    rows = ((sums - 1).abs() > tolerance).nonzero().flatten()
+    if len(rows):
+        raise InputError(
+            f"probs[{first_row + int(rows[0])}] sums to {float(sums[rows[0]]):.6g}, not 1 "
+            f"({_rows(rows, first_row)}): if these are logits pass logits=..., "
+            "else divide each row by its sum"
+        )
+
+
+def _rows(rows: Tensor, first_row: int) -> str:
+    """Row numbers as a message shows them.
+
+    >>> _rows(torch.arange(7), 10)
+    'rows 10, 11, 12, 13, 14 and 2 more'
+    """
+    shown = ", ".join(str(first_row + row) for row in rows[:SHOWN_ROWS].tolist())
+    more = len(rows) - SHOWN_ROWS
+    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")
