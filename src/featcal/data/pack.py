@@ -1,0 +1,234 @@
+"""The feature pack: features, labels and the head of a network in a folder, streamed from disk.
+
+A pack is a directory with `manifest.json`, `head.safetensors` (weight, bias) and the shards
+`<split>-00000.safetensors` (labels, and features or logits or both). Nothing in it is a pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from featcal.core.batch import CHUNK_ROWS, Batch, wide
+from featcal.core.errors import InputError
+from featcal.core.progress import track
+from featcal.data.manifest import FLOATS, MANIFEST, REMEDY, TENSORS, Manifest, Part, read_manifest
+
+
+@final
+@dataclass(frozen=True)
+class PackSplit:
+    """One split of a pack: Data that is read from disk on every pass, a chunk at a time.
+
+    Features come as float32 or wider, logits as float32, labels as int64. There is no `len`: a list
+    of batches counts batches, so ask for `rows`.
+    """
+
+    path: Path
+    name: str
+    manifest: Manifest
+
+    @property
+    def rows(self) -> int:
+        """The number of labelled rows."""
+        return self.manifest.rows(self.name)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for shard in self.manifest.splits[self.name]:
+            yield from _chunks(self.path / shard.file, shard.rows or 0)
+
+
+@final
+@dataclass(frozen=True)
+class Pack:
+    """A feature pack on disk. `Pack.open` checks it; its tensors are read when they are asked for.
+
+    Attributes:
+        path: the folder.
+        manifest: what it holds.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: Path | str) -> Pack:
+        """Opens a pack: reads the manifest, the size and the header of every file, but no tensor.
+
+        Raises:
+            InputError: when this is not a pack, or not a whole one.
+        """
+        path = Path(path)
+        _check_folder(path)
+        manifest = read_manifest(path / MANIFEST)
+        for part in manifest.parts():
+            _check_size(path / part.file, part)
+        if manifest.head is not None:
+            _check_header(path / manifest.head.file, _head_shapes(manifest))
+        for shards in manifest.splits.values():
+            for shard in shards:
+                _check_header(path / shard.file, _shard_shapes(manifest, shard), manifest.dtypes)
+        return cls(path, manifest)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(self.manifest.splits)
+
+    @property
+    def head(self) -> nn.Linear | None:
+        """The classifier head in float32, read anew on each call; None when none is stored."""
+        if self.manifest.head is None:
+            return None
+        with _opened(self.path / self.manifest.head.file) as file:
+            weight, bias = (file.get_tensor(name).float().clone() for name in ("weight", "bias"))
+        # On the meta device no weights are drawn, so that the random state stays as it was.
+        head = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+        head.weight = nn.Parameter(weight, requires_grad=False)
+        head.bias = nn.Parameter(bias, requires_grad=False)
+        return head.eval()
+
+    def split(self, name: str) -> PackSplit:
+        """One split, as Data."""
+        if name not in self.manifest.splits:
+            known = ", ".join(self.splits)
+            raise InputError(f"{self.path} has no split {name!r}: choose one of {known}")
+        return PackSplit(self.path, name, self.manifest)
+
+    def verify(self) -> None:
+        """Reads every byte and compares it with the sha256 in the manifest.
+
+        Raises:
+            InputError: naming the first file that is damaged.
+        """
+        for part in track("verify", self.manifest.parts()):
+            path = self.path / part.file
+            if sha256(path) != part.sha256:
+                raise InputError(f"{path} is damaged: its sha256 has changed; {REMEDY}")
+
+    def summary(self) -> dict[str, Any]:
+        """What the pack holds, JSON-ready."""
+        manifest = self.manifest
+        return {
+            "name": self.path.resolve().name,
+            "dataset": manifest.dataset,
+            "model": manifest.model,
+            "features": manifest.features,
+            "classes": manifest.classes,
+            "head": manifest.head is not None,
+            "splits": {name: self._split_summary(name) for name in self.splits},
+            "tensors": dict(manifest.dtypes),
+            "bytes": sum(part.bytes for part in manifest.parts()),
+            "meta": manifest.meta,
+        }
+
+    def _split_summary(self, name: str) -> dict[str, int]:
+        shards = self.manifest.splits[name]
+        size = sum(shard.bytes for shard in shards)
+        return {"rows": self.manifest.rows(name), "shards": len(shards), "bytes": size}
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
+
+
+def _chunks(path: Path, rows: int) -> Iterator[Batch]:
+    """The batches of one shard; the slices are views of the mapped file until they are widened."""
+    with _opened(path) as file:
+        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        for start in range(0, rows, CHUNK_ROWS):
+            chunk = {name: part[start : start + CHUNK_ROWS] for name, part in stored.items()}
+            yield _batch(chunk)
+
+
+def _batch(chunk: Mapping[str, Tensor]) -> Batch:
+    features, logits = chunk.get("features"), chunk.get("logits")
+    return Batch(
+        logits=None if logits is None else logits.float(),
+        labels=chunk["labels"].to(torch.int64),
+        features=None if features is None else wide(features),
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A safetensors file; what is wrong with it is an InputError that names it."""
+    try:
+        file = safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} cannot be read ({error}): {REMEDY}") from error
+    with file as opened:
+        yield opened
+
+
+def _check_folder(path: Path) -> None:
+    if path.suffix == ".npz" and path.is_file():
+        command = f"featcal pack import {shlex.quote(str(path))} -o {shlex.quote(path.stem)}"
+        raise InputError(f'{path} is an .npz file, not a feature pack: import it with "{command}"')
+    if (path / MANIFEST).is_file():
+        return
+    why = f"it has no {MANIFEST}"
+    if not path.is_dir():
+        why = "it is a file, not a folder" if path.exists() else "it does not exist"
+    raise InputError(
+        f'{path} is not a feature pack: {why}; make one with "featcal pack import FILE.npz -o DIR"'
+    )
+
+
+def _check_size(path: Path, part: Part) -> None:
+    if not path.is_file():
+        raise InputError(f"{path} is missing: {REMEDY}")
+    size = path.stat().st_size
+    if size != part.bytes:
+        what = "truncated" if size < part.bytes else "not the file that was written"
+        raise InputError(
+            f"{path} has {size} bytes and the manifest says {part.bytes}: it is {what}; {REMEDY}"
+        )
+
+
+def _head_shapes(manifest: Manifest) -> dict[str, list[int | None]]:
+    return {"weight": [manifest.classes, manifest.features], "bias": [manifest.classes]}
+
+
+def _shard_shapes(manifest: Manifest, shard: Part) -> dict[str, list[int | None]]:
+    shapes: dict[str, list[int | None]] = {
+        "features": [shard.rows, manifest.features],
+        "labels": [shard.rows],
+        "logits": [shard.rows, manifest.classes],
+    }
+    return {name: shapes[name] for name in manifest.dtypes}
+
+
+def _check_header(
+    path: Path, shapes: Mapping[str, list[int | None]], dtypes: Mapping[str, str] | None = None
+) -> None:
+    """Compares the header of a file with the manifest; a head may have any floating type."""
+    with _opened(path) as file:
+        if set(file.keys()) != set(shapes):
+            _disagree(path, f"it holds {', '.join(file.keys())}", ", ".join(shapes))
+        for name, shape in shapes.items():
+            stored = file.get_slice(name)
+            found, dtype = stored.get_shape(), stored.get_dtype()
+            if found != shape:
+                _disagree(path, f"its {name} have shape {found}", str(shape))
+            allowed = [TENSORS[name][dtypes[name]]] if dtypes else list(FLOATS.values())
+            if dtype not in allowed:
+                _disagree(path, f"its {name} are {dtype}", " or ".join(allowed))
+
+
+def _disagree(path: Path, found: str, expected: str) -> None:
+    raise InputError(f"{path} disagrees with the manifest: {found}, not {expected}; {REMEDY}")
