@@ -1,0 +1,137 @@
+"""What a linear head gives away: the logits of many thresholds for the price of a few products.
+
+With logits W x + b, the logits at c are W clamp(x, -c, c) + b, a piecewise linear function of c
+whose kinks lie at the |x_j|.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, wide
+from featcal.core.fitting import Counted, Problem
+
+SMALL = 2**25  # n d k up to which the whole path is kept: 256 MiB
+
+
+def linear(head: Head | None) -> nn.Linear | None:
+    """The plain linear layer behind a head, in ordinary precision; None for any other head."""
+    inner = head.head if isinstance(head, Counted) else head
+    plain = type(inner) is nn.Linear and inner.weight.dtype.itemsize >= 4
+    return inner if plain and isinstance(inner, nn.Linear) else None
+
+
+@dataclass(frozen=True)
+class _Near:
+    """One batch around a threshold: its logits there, their slope, and the units in the window."""
+
+    batch: Batch
+    logits: Tensor  # (n, k)
+    slope: Tensor  # (n, k)
+    row: Tensor  # (e,)
+    size: Tensor  # (e,)
+    direction: Tensor  # (e, k)
+
+
+@final
+class Window:
+    """The exact logits of every threshold near c0, for two products of the head's size.
+
+    dz/dc = W s, with s = sign(x) where |x| > c0, moves all clipped units together; only the few
+    units with |x| inside the window need a correction. NLL(c) is rough on the scale of single
+    units, so that no smooth model of it finds its lowest point: looking at all of it does.
+    """
+
+    def __init__(self, problem: Problem, centre: float, *, low: float, high: float) -> None:
+        self.centre = centre
+        self.parts = [_near(batch, problem.head, centre, low, high) for batch in problem.source]
+
+    @staticmethod
+    def fits(problem: Problem) -> bool:
+        """Whether the head is linear and two logits a row and class fit into memory."""
+        facts = problem.facts
+        return linear(problem.head) is not None and facts.rows * facts.classes * 8 <= KEEP_BYTES
+
+    def at(self, threshold: float) -> list[Batch]:
+        """The batches with the logits of this threshold."""
+        return [
+            Batch(self._logits(part, threshold), part.batch.labels, part.batch.features)
+            for part in self.parts
+        ]
+
+    def _logits(self, part: _Near, threshold: float) -> Tensor:
+        logits = torch.add(part.logits, part.slope, alpha=threshold - self.centre)
+        # A unit between the two thresholds stays itself instead of moving with the clipped ones.
+        whole = (part.size > self.centre) & (part.size < threshold)
+        cut = (part.size <= self.centre) & (part.size > threshold)
+        amount = (part.size - threshold) * (whole.to(part.size) - cut.to(part.size))
+        moved = amount.nonzero()[:, 0]
+        return logits.index_add_(0, part.row[moved], amount[moved, None] * part.direction[moved])
+
+
+def _near(batch: Batch, head: Head | None, centre: float, low: float, high: float) -> _Near:
+    layer = linear(head)
+    assert layer is not None
+    assert batch.features is not None
+    assert isinstance(head, Counted)
+    weight = layer.weight.detach()
+    features = batch.features.to(weight.dtype)
+    size, sign = features.abs(), features.sign()
+    slope = (sign * (size > centre)) @ weight.T
+    head.rows += len(features)  # the slope is a second product of the head's size
+    row, unit = ((size > low) & (size < high)).nonzero(as_tuple=True)
+    direction = sign[row, unit][:, None] * weight.T[unit]
+    logits = wide(head(features.clamp(-centre, centre)))
+    return _Near(batch, logits, slope, row, size[row, unit], direction)
+
+
+@final
+class Path:
+    """The logits of a linear head at any threshold, by sums along each row sorted by size.
+
+    For data so small that the sums fit into memory; building them costs one pass of the head.
+    """
+
+    def __init__(self, data: Data, head: Counted) -> None:
+        layer = linear(head)
+        assert layer is not None
+        self.parts = [(batch, *_prefix_sums(batch, layer.weight.detach())) for batch in data]
+        self.bias = torch.zeros(()) if layer.bias is None else layer.bias.detach()
+        head.rows += sum(len(part[0]) for part in self.parts)
+
+    @staticmethod
+    def fits(problem: Problem) -> bool:
+        """Whether the head is linear and the data small."""
+        facts = problem.facts
+        size = facts.rows * facts.classes * facts.width
+        return linear(problem.head) is not None and size <= SMALL
+
+    def at(self, threshold: float) -> list[Batch]:
+        """The batches with the logits of this threshold."""
+        return [
+            Batch(self._logits(threshold, *sums), batch.labels, batch.features)
+            for batch, *sums in self.parts
+        ]
+
+    def _logits(self, threshold: float, size: Tensor, whole: Tensor, cut: Tensor) -> Tensor:
+        row = torch.arange(len(size), device=size.device)
+        kept = (size <= threshold).sum(1)
+        beyond = 0.0 if threshold == float("inf") else threshold * cut[row, kept]
+        return whole[row, kept] + beyond + self.bias
+
+
+def _prefix_sums(batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sorted sizes (n, d); sums of units kept whole and of directions cut, both (n, d + 1, k)."""
+    assert batch.features is not None
+    features = batch.features.to(weight.dtype)
+    size, order = features.abs().sort(1)
+    signed = features.gather(1, order)
+    directions = weight.T[order]  # (n, d, k)
+    none = directions.new_zeros(len(features), 1, weight.shape[0])
+    whole = torch.cat([none, (signed[..., None] * directions).cumsum(1)], 1)
+    steps = (signed.sign()[..., None] * directions).flip(1).cumsum(1).flip(1)
+    return size, whole, torch.cat([steps, none], 1)
