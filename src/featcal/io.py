@@ -1,0 +1,76 @@
+"""One file for a fitted calibrator: tensors in safetensors, recipe and fit report in its header."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from featcal.core.calibrator import Calibrator
+from featcal.core.disk import new_file
+from featcal.core.errors import InputError
+from featcal.core.fitting import FitReport
+from featcal.core.spec import parse
+from featcal.version import __version__
+
+FORMAT = "featcal.calibrator"
+VERSION = 1
+
+
+def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -> Path:
+    """Writes the calibrator to one safetensors file; the file appears whole or not at all."""
+    report = calibrator.report
+    metadata = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "recipe": repr(calibrator),
+        "versions": json.dumps({"featcal": __version__, "torch": str(torch.__version__)}),
+        "report": json.dumps(None if report is None else report.as_record()),
+    }
+    with new_file(path, overwrite=overwrite) as temporary:
+        tensors = {key: value.contiguous() for key, value in calibrator.state_dict().items()}
+        save_file(tensors, temporary, metadata=metadata)
+    return Path(path)
+
+
+def load(path: Path | str) -> Calibrator:
+    """The calibrator in a file, fitted values to the bit.
+
+    Raises:
+        InputError: when the file is missing, damaged, or not a calibrator of a known version.
+    """
+    metadata, tensors = _read(Path(path))
+    if metadata.get("format") != FORMAT:
+        raise InputError(f"{path} is not a featcal calibrator: make one with 'featcal fit'")
+    if metadata.get("version") != str(VERSION):
+        raise InputError(
+            f"{path} has calibrator format {metadata.get('version')}, and this featcal reads "
+            f"{VERSION}: update featcal"
+        )
+    calibrator = parse(metadata.get("recipe", ""))
+    try:
+        calibrator.load_state_dict(tensors)
+        record = json.loads(metadata.get("report", "null"))
+        calibrator.report = None if record is None else FitReport.of_record(record)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise InputError(
+            f"{path} does not hold what its recipe {metadata.get('recipe')!r} needs: fit it again"
+        ) from error
+    return calibrator
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    if not path.is_file():
+        raise InputError(f"{path} does not exist: give the file that 'featcal fit -o' wrote")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file (truncated or of another kind): "
+            "fit the calibrator again"
+        ) from error
