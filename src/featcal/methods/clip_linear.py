@@ -33,8 +33,9 @@ class _Near:
     logits: Tensor  # (n, k)
     slope: Tensor  # (n, k)
     row: Tensor  # (e,)
+    unit: Tensor  # (e,)
     size: Tensor  # (e,)
-    direction: Tensor  # (e, k)
+    sign: Tensor  # (e,)
 
 
 @final
@@ -47,7 +48,9 @@ class Window:
     """
 
     def __init__(self, problem: Problem, centre: float, *, low: float, high: float) -> None:
-        self.centre = centre
+        layer = linear(problem.head)
+        assert layer is not None
+        self.centre, self.directions = centre, layer.weight.detach().T.contiguous()
         self.parts = [_near(batch, problem.head, centre, low, high) for batch in problem.source]
 
     @staticmethod
@@ -66,11 +69,17 @@ class Window:
     def _logits(self, part: _Near, threshold: float) -> Tensor:
         logits = torch.add(part.logits, part.slope, alpha=threshold - self.centre)
         # A unit between the two thresholds stays itself instead of moving with the clipped ones.
-        whole = (part.size > self.centre) & (part.size < threshold)
-        cut = (part.size <= self.centre) & (part.size > threshold)
-        amount = (part.size - threshold) * (whole.to(part.size) - cut.to(part.size))
-        moved = amount.nonzero()[:, 0]
-        return logits.index_add_(0, part.row[moved], amount[moved, None] * part.direction[moved])
+        low, high = sorted((self.centre, threshold))
+        moved = ((part.size > low) & (part.size < high)).nonzero()[:, 0]
+        amount = part.sign[moved] * (part.size[moved] - threshold)
+        amount = amount if threshold > self.centre else -amount
+        where = torch.stack([part.row[moved], part.unit[moved]])
+        shape = (len(logits), len(self.directions))
+        few = torch.sparse_coo_tensor(
+            where, amount, shape, is_coalesced=True, check_invariants=False
+        )
+        corrected: Tensor = torch.sparse.addmm(logits, few, self.directions)
+        return corrected
 
 
 def _near(batch: Batch, head: Head | None, centre: float, low: float, high: float) -> _Near:
@@ -80,13 +89,12 @@ def _near(batch: Batch, head: Head | None, centre: float, low: float, high: floa
     assert isinstance(head, Counted)
     weight = layer.weight.detach()
     features = batch.features.to(weight.dtype)
-    size, sign = features.abs(), features.sign()
-    slope = (sign * (size > centre)) @ weight.T
+    size = features.abs()
+    slope = torch.where(size > centre, features.sign(), 0.0) @ weight.T
     head.rows += len(features)  # the slope is a second product of the head's size
     row, unit = ((size > low) & (size < high)).nonzero(as_tuple=True)
-    direction = sign[row, unit][:, None] * weight.T[unit]
     logits = wide(head(features.clamp(-centre, centre)))
-    return _Near(batch, logits, slope, row, size[row, unit], direction)
+    return _Near(batch, logits, slope, row, unit, size[row, unit], features[row, unit].sign())
 
 
 @final

@@ -45,7 +45,7 @@ FEWEST, MOST = 128, 4096  # rows of a sample: fewer tell too little, more tell a
 ENOUGH = 2048  # rows from which on samples can be trusted
 DECADES = math.log(1e4)  # how far below the largest activation small data is searched
 GAIN = 1e-7  # a smaller gain over c = inf is rounding, not clipping
-WINDOW = 0.045  # log thresholds on either side of the walk's end that are looked at exactly
+WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
 
 
@@ -205,7 +205,9 @@ def look_around(
         return trials.seen, settled
     if best.accuracy < guard * before.accuracy:
         return towards_guard(trials, guard * before.accuracy, math.exp(top)), settled
-    return look_closely(trials, best, guard) if window else (trials.seen, settled)
+    if not window:
+        return trials.seen, settled
+    return look_closely(trials, best, guard, WINDOW if settled else WIDE_WINDOW)
 
 
 def evaluations(problem: Problem, window: bool) -> int:
@@ -215,18 +217,20 @@ def evaluations(problem: Problem, window: bool) -> int:
     return max(math.floor(PASSES - asked / problem.facts.rows - (2 if window else 0)), 1)
 
 
-def look_closely(trials: Trials, best: Trial, guard: float) -> tuple[list[Trial], bool]:
+def look_closely(
+    trials: Trials, best: Trial, guard: float, reach: float
+) -> tuple[list[Trial], bool]:
     """Exact trials around the best: across the window, then between its two lowest."""
     problem, centre = trials.problem, best.threshold
-    low, high = (centre * math.exp(side * 1.2 * WINDOW) for side in (-1, 1))
+    low, high = (centre * math.exp(side * 1.2 * reach) for side in (-1, 1))
     window = Window(problem, centre, low=low, high=high)
     close = Trials(problem, trials.criterion, window.at, accuracy=bool(guard))
-    for shift in np.linspace(-WINDOW, WINDOW, 9):
+    for shift in np.linspace(-reach, reach, 9):
         close.at(centre * math.exp(shift))
     lowest = min(close.seen, key=lambda trial: trial.score).threshold
-    for shift in np.linspace(-WINDOW / 6, WINDOW / 6, 9):
+    for shift in np.linspace(-reach / 6, reach / 6, 9):
         close.at(lowest * math.exp(shift))
-    inside = abs(math.log(lowest / centre)) < 0.99 * WINDOW
+    inside = abs(math.log(lowest / centre)) < 0.99 * reach
     if guard:
         return [*trials.seen, *close.seen], inside
     return [*trials.seen, close.complete(min(close.seen, key=lambda trial: trial.score))], inside
