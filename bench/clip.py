@@ -22,6 +22,8 @@ from torch import nn
 
 from featcal import Batch, FeatureClip, demo_pack
 
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+START, END = "<!-- bench table: made by bench/clip.py -->", "<!-- end of bench table -->"
 STEPS = 2000
 SAMPLED_STEPS = 12
 REPEATS = 5
@@ -130,9 +132,27 @@ def show(row):
     print(f"  {row['times_faster']:.0f} times faster")
 
 
+def update_docs(rows):
+    """Writes the table of docs/benchmarks.md."""
+    lines = ["| problem | rows x features -> classes | ours | passes | published | times faster |"]
+    lines.append("|---|---|---:|---:|---:|---:|")
+    for row in rows:
+        size = f"{row['rows']:,} x {row['features']} -> {row['classes']}"
+        ours, theirs = row["ours"], row["published"]["seconds"]
+        cells = f"{ours['seconds']:.2f} s | {ours['head_passes']} | {theirs:,.0f} s"
+        lines.append(f"| {row['problem']} | {size} | {cells} | {row['times_faster']:.0f} |")
+    head, rest = DOCS.read_text().split(START)
+    _, tail = rest.split(END)
+    DOCS.write_text(f"{head}{START}\n" + "\n".join(lines) + f"\n{END}{tail}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="also write the numbers as JSON")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="also write the numbers as JSON, and the table of docs/benchmarks.md",
+    )
     output = parser.parse_args().output
     problems = [("demo pack", pack_problem, False), ("made", made_problem, True)]
     rows = []
@@ -140,6 +160,7 @@ def main():
         rows.append(measure(name, *make(), sampled=sampled))
         show(rows[-1])
     if output:
+        update_docs(rows)
         machine = {
             "threads": torch.get_num_threads(),
             "cpu": platform.processor() or platform.machine(),

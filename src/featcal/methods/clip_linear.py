@@ -29,7 +29,7 @@ def linear(head: Head | None) -> nn.Linear | None:
 class _Near:
     """One batch around a threshold: its logits there, their slope, and the units in the window."""
 
-    batch: Batch
+    labels: Tensor  # (n,)
     logits: Tensor  # (n, k)
     slope: Tensor  # (n, k)
     row: Tensor  # (e,)
@@ -55,24 +55,24 @@ class Window:
 
     @staticmethod
     def fits(problem: Problem) -> bool:
-        """Whether the head is linear and two logits a row and class fit into memory."""
-        facts = problem.facts
-        return linear(problem.head) is not None and facts.rows * facts.classes * 8 <= KEEP_BYTES
+        """Whether the head is linear, the logits fit into memory, and no features are asked for."""
+        facts, then = problem.facts, problem.then
+        small = facts.rows * facts.classes * 8 <= KEEP_BYTES
+        return linear(problem.head) is not None and small and not (then and then.needs_features)
 
     def at(self, threshold: float) -> list[Batch]:
         """The batches with the logits of this threshold."""
-        return [
-            Batch(self._logits(part, threshold), part.batch.labels, part.batch.features)
-            for part in self.parts
-        ]
+        return [Batch(self._logits(part, threshold), part.labels) for part in self.parts]
 
     def _logits(self, part: _Near, threshold: float) -> Tensor:
         logits = torch.add(part.logits, part.slope, alpha=threshold - self.centre)
         # A unit between the two thresholds stays itself instead of moving with the clipped ones.
-        low, high = sorted((self.centre, threshold))
-        moved = ((part.size > low) & (part.size < high)).nonzero()[:, 0]
-        amount = part.sign[moved] * (part.size[moved] - threshold)
-        amount = amount if threshold > self.centre else -amount
+        if threshold > self.centre:
+            moved = ((part.size > self.centre) & (part.size < threshold)).nonzero()[:, 0]
+            amount = part.sign[moved] * (part.size[moved] - threshold)
+        else:
+            moved = ((part.size > threshold) & (part.size <= self.centre)).nonzero()[:, 0]
+            amount = part.sign[moved] * (threshold - part.size[moved])
         where = torch.stack([part.row[moved], part.unit[moved]])
         shape = (len(logits), len(self.directions))
         few = torch.sparse_coo_tensor(
@@ -94,7 +94,8 @@ def _near(batch: Batch, head: Head | None, centre: float, low: float, high: floa
     head.rows += len(features)  # the slope is a second product of the head's size
     row, unit = ((size > low) & (size < high)).nonzero(as_tuple=True)
     logits = wide(head(features.clamp(-centre, centre)))
-    return _Near(batch, logits, slope, row, unit, size[row, unit], features[row, unit].sign())
+    sign = features[row, unit].sign()
+    return _Near(batch.labels, logits, slope, row, unit, size[row, unit], sign)
 
 
 @final
