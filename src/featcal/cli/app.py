@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from featcal.cli.commands import compare, demo, evaluate, fit, pack, predict
+from featcal.cli.commands import compare, evaluate, fit, pack, predict
+from featcal.cli.demo import demo
 from featcal.core.errors import InputError
 from featcal.version import __version__
 

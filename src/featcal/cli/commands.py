@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +20,7 @@ from featcal.core.disk import check_free, new_file
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.spec import parse
 from featcal.data import Pack, import_npz
-from featcal.data.demo import demo_pack
 from featcal.report import comparison
-from featcal.report.diagram import ReliabilityDiagram, save_comparison
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
 
@@ -161,18 +158,21 @@ def compare(
     pack = Pack.open(pack_path)
     if fit_split == test_split:
         raise InputError(f"--fit-split and --test-split are both {fit_split!r}: never fit on test")
-    rows = _compare(pack, recipes, fit_split, test_split, "joint" if joint else "sequential", bins)
+    rows = compare_splits(
+        pack, recipes, fit_split, test_split, "joint" if joint else "sequential", bins
+    )
     if as_json:
         print_json({"rows": [row.as_json() for row in rows]})
         return
     how = "jointly" if joint else "step by step"
     title = f"{pack.path.resolve().name}: fitted {how} on {fit_split}, scored on {test_split}"
-    _print_comparison(rows, f"{title} ({rows[0].scores.n:,} rows)")
+    print_comparison(rows, f"{title} ({rows[0].scores.n:,} rows)")
 
 
-def _compare(
+def compare_splits(
     pack: Pack, recipes: tuple[str, ...], fit_split: str, test_split: str, mode: Mode, bins: int
 ) -> list[comparison.Row]:
+    """Fits and scores recipes on the splits of a pack; the standard ones when none are given."""
     if not recipes:
         headless = pack.manifest.head is None
         recipes = ("none", "temperature") if headless else comparison.DEFAULT_RECIPES
@@ -182,7 +182,8 @@ def _compare(
         )
 
 
-def _print_comparison(rows: list[comparison.Row], title: str) -> None:
+def print_comparison(rows: list[comparison.Row], title: str) -> None:
+    """The table, then every warning and the reason of every no-op."""
     console = tables.console()
     console.print(tables.comparison_table(rows, title))
     for row in rows:
@@ -262,52 +263,3 @@ def info(pack_path: Path, verify: bool, as_json: bool) -> None:
     tables.console().print(tables.pack_table(summary))
     if verify:
         tables.console().print("Every byte is as its sha256 says.")
-
-
-@click.command()
-@click.option(
-    "--out",
-    default=Path("featcal-demo"),
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the pictures; made if it does not exist.",
-)
-@JSON
-def demo(out: Path, as_json: bool) -> None:
-    """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
-    pack = demo_pack()
-    rows = _compare(pack, (), "val", "test", "sequential", 15)
-    out.mkdir(parents=True, exist_ok=True)
-    diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in rows]
-    pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
-    if as_json:
-        body = [row.as_json() for row in rows]
-        print_json({"rows": body, "pictures": [str(path) for path in pictures]})
-        return
-    _print_demo(pack, rows, pictures)
-
-
-def _print_demo(pack: Pack, rows: list[comparison.Row], pictures: list[Path]) -> None:
-    console = tables.console()
-    raw = rows[0].scores.metrics
-    console.print(
-        f"A Wide-ResNet-16-4 trained on CIFAR-100 is [bold]{raw['confidence']:.1%}[/] sure on "
-        f"average and right in [bold]{raw['accuracy']:.1%}[/] of {rows[0].scores.n:,} test images."
-    )
-    _print_comparison(rows, "Fitted on 5,000 validation images, scored on the test images")
-    by_ece, by_nll = (min(rows, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
-    best = by_ece.scores.metrics
-    console.print(
-        f"Expected calibration error: {raw['ece']:.2%} before, [bold]{best['ece']:.2%}[/] after "
-        f"{by_ece.recipe}; accuracy {raw['accuracy']:.2%} before, {best['accuracy']:.2%} after."
-    )
-    console.print(f"The best likelihood (NLL) here is that of {by_nll.recipe}.")
-    for path in pictures:
-        console.print(f"Picture: {path}", soft_wrap=True)
-    console.print(
-        "Next, with your own network:\n"
-        "  featcal pack import my-features.npz -o my-pack\n"
-        "  featcal compare my-pack\n"
-        f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}",
-        soft_wrap=True,
-    )

@@ -32,8 +32,9 @@ def find_head(model: nn.Module, head: str | None = None) -> str:
         return head
     classifier = getattr(model, "get_classifier", None)
     found = classifier() if callable(classifier) else None
-    if isinstance(found, nn.Linear):
-        return next(name for name, module in names.items() if module is found)
+    named = [name for name, module in names.items() if module is found]
+    if named and isinstance(found, nn.Linear):
+        return named[0]
     if not linear:
         raise InputError("the model has no nn.Linear layer: pass head=, the path of its last layer")
     return linear[-1]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featcal.core import dist
 from featcal.core.errors import InputError
@@ -48,6 +48,12 @@ class Batch:
         # The smallest normal number stands for 0, so that a certain model stays finite.
         return cls(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
 
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        logits = None if self.logits is None else self.logits.to(device)
+        features = None if self.features is None else self.features.to(device)
+        return Batch(logits, self.labels.to(device), features)
+
     def rows(self, index: slice | Tensor) -> Batch:
         """The chosen rows."""
         logits = None if self.logits is None else self.logits[index]
@@ -60,18 +66,19 @@ Data = Iterable[Batch]
 
 @dataclass(frozen=True)
 class Chunked:
-    """A view of data in which no batch is longer than `rows`."""
+    """A view of data in chunks of at most `rows`, each on the device of the head when it comes."""
 
     data: Data
+    device: torch.device | None = None
     rows: int = CHUNK_ROWS
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.data:
-            if len(batch) <= self.rows:
-                yield batch
-                continue
-            for start in range(0, len(batch), self.rows):
-                yield batch.rows(slice(start, start + self.rows))
+            if not isinstance(batch, Batch):
+                raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
+            for start in range(0, max(len(batch), 1), self.rows):
+                chunk = batch.rows(slice(start, start + self.rows))
+                yield chunk if self.device is None else chunk.to(self.device)
 
 
 class Through:
@@ -144,14 +151,14 @@ def wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype.itemsize < 4 else values
 
 
-def as_data(data: Batch | Data) -> Data:
-    """Data as a re-iterable of chunks; one Batch stands for a list of one.
+def as_data(data: Batch | Data, head: Head | None = None) -> Data:
+    """Data as a re-iterable of chunks on the head's device; one Batch stands for a list of one.
 
     Raises:
         InputError: for a generator, which can be read only once, and for anything but batches.
     """
     if isinstance(data, Batch):
-        return Chunked([data])
+        return Chunked([data], device_of(head))
     if not isinstance(data, Iterable):
         raise InputError(f"data is {type(data).__name__}: pass a Batch or a list of Batches")
     if iter(data) is data:
@@ -159,7 +166,13 @@ def as_data(data: Batch | Data) -> Data:
             f"data is a {type(data).__name__}, which can be read only once, and a fit reads it "
             "several times: pass list(data)"
         )
-    return Chunked(data)
+    return Chunked(data, device_of(head))
+
+
+def device_of(head: Head | None) -> torch.device | None:
+    """The device of a head's weights; None when it has none to go by."""
+    weights = head.parameters() if isinstance(head, nn.Module) else iter(())
+    return next((weight.device for weight in weights), None)
 
 
 @dataclass(frozen=True)
@@ -181,8 +194,6 @@ def survey(data: Data, head: Head | None) -> Facts:
     """Reads all data once and refuses what cannot be fitted, by name, row and value."""
     rows, classes, width, device = 0, 0, 0, torch.device("cpu")
     for batch in data:
-        if not isinstance(batch, Batch):
-            raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
         if rows == 0 and len(batch):
             classes, device = _classes(batch, head), batch.labels.device
             width = 0 if batch.features is None else batch.features.shape[-1]

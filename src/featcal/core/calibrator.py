@@ -96,7 +96,7 @@ class Calibrator(nn.Module, ABC):
             raise InputError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
         if head is None and self.needs_features:
             raise InputError(f"{self!r} works on features: pass head=, the classifier's last layer")
-        data = as_data(data)
+        data = as_data(data, head)
         with evaluating(head):
             facts = survey(data, head)
             self.to(facts.device)

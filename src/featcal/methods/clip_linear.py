@@ -75,9 +75,9 @@ class Window:
             amount = part.sign[moved] * (threshold - part.size[moved])
         where = torch.stack([part.row[moved], part.unit[moved]])
         shape = (len(logits), len(self.directions))
-        few = torch.sparse_coo_tensor(
-            where, amount, shape, is_coalesced=True, check_invariants=False
-        )
+        # Sorted and in range by construction: nonzero() gave the indices.
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+            few = torch.sparse_coo_tensor(where, amount, shape, is_coalesced=True)
         corrected: Tensor = torch.sparse.addmm(logits, few, self.directions)
         return corrected
 
@@ -109,7 +109,7 @@ class Path:
         layer = linear(head)
         assert layer is not None
         self.parts = [(batch, *_prefix_sums(batch, layer.weight.detach())) for batch in data]
-        self.bias = torch.zeros(()) if layer.bias is None else layer.bias.detach()
+        self.bias = 0.0 if layer.bias is None else layer.bias.detach()
         head.rows += sum(len(part[0]) for part in self.parts)
 
     @staticmethod

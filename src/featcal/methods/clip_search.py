@@ -22,7 +22,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import torch
@@ -136,7 +136,6 @@ class Trials:
         values = dict(zip(losses, measure(data, *losses), strict=True))
         score, loss = values[self.criterion], values[self.problem.loss]
         self.seen.append(Trial(threshold, score, loss, values.get(accuracy, math.nan)))
-        tell("clip: threshold", len(self.seen) % 40, 40)
         return self.seen[-1]
 
     def complete(self, trial: Trial) -> Trial:
@@ -192,14 +191,14 @@ def look_around(
 ) -> tuple[list[Trial], bool]:
     """The far end, the valley of a sample, a walk on all rows, and a window around its end."""
     before, top = trials.seen[0], math.log(float(dist.largest(peaks.max())))
-    ends = [trials.point(log_c) for log_c in far_end(peaks, problem)]
+    ends = [trials.point(log_c) for log_c in track("clip: far end", far_end(peaks, problem))]
     floor, low, shape = valley(problem, trials.criterion)
     known = [trials.point(min(floor, top))]
     if ends and best_of(ends).score < min(known[0].score, before.score - GAIN):
         known, shape = [*known, *ends, Point(top, before.score)], flat
     window = Window.fits(problem)
     walk = Walk(low, top, evaluations(problem, window), ROUGH if window else FINE, shape)
-    _, settled = refine(lambda u: trials.point(u).score, known, walk)
+    _, settled = refine(told(trials, walk.evaluations), known, walk)
     best = choose(trials.seen, before, 0)
     if best is before:
         return trials.seen, settled
@@ -208,6 +207,18 @@ def look_around(
     if not window:
         return trials.seen, settled
     return look_closely(trials, best, guard, WINDOW if settled else WIDE_WINDOW)
+
+
+def told(trials: Trials, evaluations: int) -> Callable[[float], float]:
+    """The score a walk asks for, with its progress told."""
+    done = count(1)
+
+    def score(log_threshold: float) -> float:
+        found = trials.point(log_threshold).score
+        tell("clip: walk", next(done), evaluations)
+        return found
+
+    return score
 
 
 def evaluations(problem: Problem, window: bool) -> int:
@@ -225,10 +236,10 @@ def look_closely(
     low, high = (centre * math.exp(side * 1.2 * reach) for side in (-1, 1))
     window = Window(problem, centre, low=low, high=high)
     close = Trials(problem, trials.criterion, window.at, accuracy=bool(guard))
-    for shift in np.linspace(-reach, reach, 9):
+    for shift in track("clip: window", np.linspace(-reach, reach, 9).tolist()):
         close.at(centre * math.exp(shift))
     lowest = min(close.seen, key=lambda trial: trial.score).threshold
-    for shift in np.linspace(-reach / 6, reach / 6, 9):
+    for shift in track("clip: finer window", np.linspace(-reach / 6, reach / 6, 9).tolist()):
         close.at(lowest * math.exp(shift))
     inside = abs(math.log(lowest / centre)) < 0.99 * reach
     if guard:
@@ -300,13 +311,14 @@ def valley(problem: Problem, criterion: Loss) -> tuple[float, float, Shape]:
     part = sample(problem, COARSE_SHARE)
     trials = Trials.by_head(part, criterion, accuracy=False)
     candidates = spread_candidates(part, COARSE_POINTS)
-    coarse = [Point(math.log(c), trials.at(c).loss) for c in candidates]
+    coarse = [Point(math.log(c), trials.at(c).loss) for c in track("clip: scan", candidates)]
     trials = Trials.by_head(sample(problem, CLOSER_SHARE), criterion, accuracy=False)
     around: list[Point] = []
     centre = vertex(coarse)
     for _ in range(2):  # the second time only if the first look missed the floor
         missing = [u for u in centre + OFFSETS if all(abs(u - p.at) > 0.1 for p in around)]
-        around += [Point(u, trials.at(math.exp(u)).loss) for u in missing]
+        look = track("clip: valley", missing)
+        around += [Point(u, trials.at(math.exp(u)).loss) for u in look]
         centre = best_of(around).at
         if min(around).at < centre < max(around).at:
             break

@@ -116,7 +116,7 @@ def evaluate(
         head: the classifier's last layer, when the data holds features.
         bins: equal-width bins of ECE and MCE, and equal-mass bins of adaptive and debiased ECE.
     """
-    data = as_data(data)
+    data = as_data(data, head)
     tally: _Tally | None = None
     with evaluating(head):
         facts = survey(data, head)

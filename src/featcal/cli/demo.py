@@ -1,0 +1,64 @@
+"""The demo: the shipped network before and after, in a table and in pictures."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from featcal.cli import tables
+from featcal.cli.commands import JSON, compare_splits, print_comparison, print_json
+from featcal.data import Pack
+from featcal.data.demo import demo_pack
+from featcal.report.comparison import Row
+from featcal.report.diagram import ReliabilityDiagram, save_comparison
+
+
+@click.command()
+@click.option(
+    "--out",
+    default=Path("featcal-demo"),
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for the pictures; made if it does not exist.",
+)
+@JSON
+def demo(out: Path, as_json: bool) -> None:
+    """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
+    pack = demo_pack()
+    rows = compare_splits(pack, (), "val", "test", "sequential", 15)
+    out.mkdir(parents=True, exist_ok=True)
+    diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in rows]
+    pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
+    if as_json:
+        body = [row.as_json() for row in rows]
+        print_json({"rows": body, "pictures": [str(path) for path in pictures]})
+        return
+    _print_demo(pack, rows, pictures)
+
+
+def _print_demo(pack: Pack, rows: list[Row], pictures: list[Path]) -> None:
+    console = tables.console()
+    raw = rows[0].scores.metrics
+    console.print(
+        f"A Wide-ResNet-16-4 trained on CIFAR-100 is [bold]{raw['confidence']:.1%}[/] sure on "
+        f"average and right in [bold]{raw['accuracy']:.1%}[/] of {rows[0].scores.n:,} test images."
+    )
+    print_comparison(rows, "Fitted on 5,000 validation images, scored on the test images")
+    by_ece, by_nll = (min(rows, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
+    best = by_ece.scores.metrics
+    console.print(
+        f"Expected calibration error: {raw['ece']:.2%} before, [bold]{best['ece']:.2%}[/] after "
+        f"{by_ece.recipe}; accuracy {raw['accuracy']:.2%} before, {best['accuracy']:.2%} after."
+    )
+    console.print(f"The best likelihood (NLL) here is that of {by_nll.recipe}.")
+    for path in pictures:
+        console.print(f"Picture: {path}", soft_wrap=True)
+    console.print(
+        "Next, with your own network:\n"
+        "  featcal pack import my-features.npz -o my-pack\n"
+        "  featcal compare my-pack\n"
+        f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}",
+        soft_wrap=True,
+    )
