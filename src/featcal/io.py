@@ -33,7 +33,10 @@ def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -
     }
     with new_file(path, overwrite=overwrite) as temporary:
         tensors = {key: value.contiguous() for key, value in calibrator.state_dict().items()}
-        save_file(tensors, temporary, metadata=metadata)
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{path} cannot be written: {error}") from error
     return Path(path)
 
 
@@ -51,11 +54,14 @@ def load(path: Path | str) -> Calibrator:
             f"{path} has calibrator format {metadata.get('version')}, and this featcal reads "
             f"{VERSION}: update featcal"
         )
-    calibrator = parse(metadata.get("recipe", ""))
     try:
+        calibrator = parse(metadata.get("recipe", ""))
         calibrator.load_state_dict(tensors)
+        calibrator.check()
         record = json.loads(metadata.get("report", "null"))
         calibrator.report = None if record is None else FitReport.of_record(record)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; fit it again") from error
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
         raise InputError(
             f"{path} does not hold what its recipe {metadata.get('recipe')!r} needs: fit it again"
@@ -64,6 +70,8 @@ def load(path: Path | str) -> Calibrator:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: give the file that 'featcal fit -o' wrote")
     if not path.is_file():
         raise InputError(f"{path} does not exist: give the file that 'featcal fit -o' wrote")
     try:

@@ -77,7 +77,11 @@ def test_logits_alone(load):
 
 
 def test_features_and_logits(load):
-    values = arrays(val_logits=np.ones((6, 3)), test_logits=np.ones((9, 3)))
+    values = arrays()
+    for split in ("val", "test"):
+        values[f"{split}_logits"] = (
+            values[f"{split}_features"] @ values["weight"].T + values["bias"]
+        )
     (batch,) = load(values).split("val")
     assert batch.features.shape == (6, 4)
     assert batch.logits.shape == (6, 3)

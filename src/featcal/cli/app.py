@@ -36,6 +36,8 @@ def main(args: list[str] | None = None) -> None:
     """Runs the command line and leaves with its exit code."""
     # Warnings are said by the commands themselves, in their own place and once.
     warnings.simplefilter("ignore")
+    if sys.stdout is None:  # closed by the caller: nobody wants to read
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     try:
         code = _run(args)
         sys.stdout.flush()

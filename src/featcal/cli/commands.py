@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import shlex
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import torch
+from torch import Tensor
 
 from featcal import io
 from featcal.cli import tables
 from featcal.cli.bar import progress_bar
+from featcal.core.batch import Batch, Head, check_finite, survey
 from featcal.core.calibrator import Calibrator, Mode
 from featcal.core.disk import check_free, new_file
 from featcal.core.errors import CalibrationWarning, InputError
+from featcal.core.fitting import FitReport
+from featcal.core.progress import tell
 from featcal.core.spec import parse
-from featcal.data import Pack, import_npz
+from featcal.data import Pack, PackSplit, import_npz
 from featcal.report import comparison
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
@@ -68,33 +74,46 @@ def fit(
     check_free(output, overwrite=force)
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
-    notes = _fit(calibrator, pack, split, "sequential" if sequential else "joint")
+    report = _fit(calibrator, pack, split, "sequential" if sequential else "joint")
     io.save(calibrator, output, overwrite=force)
-    report = calibrator.report
-    assert report is not None
     if as_json:
-        print_json({**report.as_json(), "output": str(output), "warnings": notes})
+        print_json({**report.as_json(), "output": str(output)})
         return
-    console = tables.console()
-    console.print(tables.fit_table(report))
-    for note in notes:
-        console.print(f"[yellow]Warning:[/] {note}")
-    console.print(f"{report.loss.upper()} {report.loss_before:.4f} -> {report.loss_after:.4f}")
-    console.print(f"Wrote {output}", soft_wrap=True)
+    tables.say(f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}")
+    tables.console().print(tables.fit_table(report))
+    for step in report.steps:
+        tables.say(f"{'Warning: ' if step.warning else ''}{step.name}: {step.message}")
+    name = report.loss.upper()
+    tables.say(f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}")
 
 
-def _fit(calibrator: Calibrator, pack: Pack, split: str, mode: Mode) -> list[str]:
-    """Fits on a split and returns what a person should be warned of."""
-    data, head = pack.split(split), pack.head
-    if calibrator.needs_features and head is None:
+def check_recipe(calibrator: Calibrator, pack: Pack) -> None:
+    """Refuses a recipe that needs features the pack does not hold."""
+    if calibrator.needs_features and pack.manifest.head is None:
         raise InputError(
             f"{calibrator!r} works on features and {pack.path} holds logits alone: "
             "import features with the head's weight and bias, or use a recipe without clip"
         )
-    with progress_bar(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", CalibrationWarning)
-        calibrator.fit(data, head, mode=mode)
-    return [str(warning.message) for warning in caught]
+
+
+@contextmanager
+def about(pack: Pack, split: str) -> Iterator[None]:
+    """Names the pack and the split in whatever is wrong with their rows."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{pack.path}, split {split!r}: {error}") from error
+
+
+def _fit(calibrator: Calibrator, pack: Pack, split: str, mode: Mode) -> FitReport:
+    """Fits on a split; warnings are told from the report."""
+    data, head = pack.split(split), pack.head
+    check_recipe(calibrator, pack)
+    with progress_bar(), about(pack, split), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        report = calibrator.fit(data, head, mode=mode).report
+    assert report is not None
+    return report
 
 
 @click.command("eval")
@@ -114,20 +133,20 @@ def evaluate(
     """
     pack = Pack.open(pack_path)
     calibrator = None if calibrator_path is None else _load_for(calibrator_path, pack)
-    with progress_bar():
-        scores = score(pack.split(split), calibrator, pack.head, bins=bins)
+    data = pack.split(split)
+    with progress_bar(), about(pack, split):
+        scores = score(data, calibrator, pack.head, bins=bins)
     if as_json:
         print_json({"recipe": None if calibrator is None else repr(calibrator), **scores.as_json()})
         return
     name = "uncalibrated" if calibrator is None else str(calibrator)
-    title = f"{name}   {scores.n:,} rows of {split}"
-    tables.console().print(tables.scores_table(scores, title))
+    tables.say(f"{name}, {scores.n:,} rows of {split}")
+    tables.console().print(tables.scores_table(scores))
 
 
 def _load_for(path: Path, pack: Pack) -> Calibrator:
     calibrator = io.load(path)
-    if calibrator.needs_features and pack.manifest.head is None:
-        raise InputError(f"{path} works on features and {pack.path} holds logits alone")
+    check_recipe(calibrator, pack)
     return calibrator
 
 
@@ -165,8 +184,12 @@ def compare(
         print_json({"rows": [row.as_json() for row in rows]})
         return
     how = "jointly" if joint else "step by step"
-    title = f"{pack.path.resolve().name}: fitted {how} on {fit_split}, scored on {test_split}"
-    print_comparison(rows, f"{title} ({rows[0].scores.n:,} rows)")
+    name, n = pack.path.resolve().name, rows[0].scores.n
+    tables.say(f"{name}: fitted {how} on {fit_split}, scored on {n:,} rows of {test_split}")
+    print_comparison(rows)
+    flag = "" if joint else " --sequential"
+    place = shlex.quote(str(pack_path))
+    tables.say(f"Keep a row with: featcal fit {place} RECIPE{flag} -o cal.safetensors")
 
 
 def compare_splits(
@@ -176,23 +199,25 @@ def compare_splits(
     if not recipes:
         headless = pack.manifest.head is None
         recipes = ("none", "temperature") if headless else comparison.DEFAULT_RECIPES
-    with progress_bar():
-        return comparison.compare(
-            pack.split(fit_split), pack.split(test_split), recipes, pack.head, mode=mode, bins=bins
-        )
+    for calibrator in comparison.parse_all(recipes):
+        if calibrator is not None:
+            check_recipe(calibrator, pack)
+    fit_data, test_data = pack.split(fit_split), pack.split(test_split)
+    with progress_bar(), about(pack, f"{fit_split}' or '{test_split}"):
+        return comparison.compare(fit_data, test_data, recipes, pack.head, mode=mode, bins=bins)
 
 
-def print_comparison(rows: list[comparison.Row], title: str) -> None:
+def print_comparison(rows: list[comparison.Row]) -> None:
     """The table, then every warning and the reason of every no-op."""
     console = tables.console()
-    console.print(tables.comparison_table(rows, title))
+    console.print(tables.comparison_table(rows, console.width))
     for row in rows:
-        for note in row.notes:
-            console.print(f"[yellow]Warning:[/] {row.recipe}: {note}")
         report = None if row.calibrator is None else row.calibrator.report
         for step in () if report is None else report.steps:
-            if step.noop:
-                console.print(f"{row.recipe}: {step.message}")
+            if step.warning:
+                tables.say(f"Warning: {row.recipe}: {step.warning}")
+            elif step.noop:
+                tables.say(f"{row.recipe}: {step.message}")
 
 
 @click.command()
@@ -211,17 +236,33 @@ def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, fo
     check_free(output, overwrite=force)
     pack = Pack.open(pack_path)
     calibrator = _load_for(calibrator_path, pack)
-    data, head = pack.split(split), pack.head
+    data = pack.split(split)
     shape = (data.rows, pack.manifest.classes)
-    with progress_bar(), new_file(output, overwrite=force) as temporary, torch.no_grad():
-        probs = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
-        start = 0
-        for batch in data:
-            logits = calibrated_logits(batch, calibrator, head)
-            probs[start : start + len(batch)] = logits.softmax(1).numpy()
-            start += len(batch)
-        probs.flush()
-    tables.console().print(f"Wrote {output}: {shape[0]:,} rows, {shape[1]} classes", soft_wrap=True)
+    with progress_bar(), about(pack, split), new_file(output, overwrite=force) as temporary:
+        write_probs(temporary, shape, predicted(data, calibrator, pack.head))
+    tables.say(f"Wrote {output}: {shape[0]:,} rows, {shape[1]} classes")
+
+
+@torch.no_grad()
+def predicted(data: PackSplit, calibrator: Calibrator, head: Head | None) -> Iterator[Tensor]:
+    """The calibrated probabilities, chunk by chunk, refused where they are not finite."""
+    survey(data, head)
+    row = 0
+    for batch in data:
+        probs = calibrated_logits(batch, calibrator, head).softmax(1)
+        check_finite([Batch(probs, batch.labels)], "the probabilities", first_row=row)
+        row += len(batch)
+        tell("predicting", row, data.rows)
+        yield probs
+
+
+def write_probs(path: Path, shape: tuple[int, int], chunks: Iterable[Tensor]) -> None:
+    """Writes a .npy file chunk by chunk; by plain writes, so that a full disk is an error."""
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for probs in chunks:
+            file.write(probs.numpy().astype("<f4").tobytes())
 
 
 @click.group()
@@ -234,7 +275,8 @@ def pack() -> None:
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to make."
 )
-def import_(file: Path, output: Path) -> None:
+@JSON
+def import_(file: Path, output: Path, as_json: bool) -> None:
     """Make a pack of an .npz FILE.
 
     The file holds val_features, val_labels, test_features, test_labels, weight and bias (logits are
@@ -242,8 +284,18 @@ def import_(file: Path, output: Path) -> None:
     """
     with progress_bar():
         made = import_npz(file, output)
-    tables.console().print(tables.pack_table(made.summary()))
-    tables.console().print(f"Wrote {output}", soft_wrap=True)
+    if as_json:
+        print_json({**made.summary(), "output": str(output)})
+        return
+    print_pack(made.summary())
+    tables.say(f"Wrote {output}")
+
+
+def print_pack(summary: dict[str, Any]) -> None:
+    """What a pack holds, for people."""
+    for line in tables.pack_lines(summary):
+        tables.say(line)
+    tables.console().print(tables.pack_table(summary))
 
 
 @pack.command()
@@ -260,6 +312,6 @@ def info(pack_path: Path, verify: bool, as_json: bool) -> None:
     if as_json:
         print_json({**summary, "verified": verify})
         return
-    tables.console().print(tables.pack_table(summary))
+    print_pack(summary)
     if verify:
-        tables.console().print("Every byte is as its sha256 says.")
+        tables.say("Every byte is as its sha256 says.")

@@ -39,26 +39,25 @@ def demo(out: Path, as_json: bool) -> None:
 
 
 def _print_demo(pack: Pack, rows: list[Row], pictures: list[Path]) -> None:
-    console = tables.console()
-    raw = rows[0].scores.metrics
-    console.print(
-        f"A Wide-ResNet-16-4 trained on CIFAR-100 is [bold]{raw['confidence']:.1%}[/] sure on "
-        f"average and right in [bold]{raw['accuracy']:.1%}[/] of {rows[0].scores.n:,} test images."
+    raw, n = rows[0].scores.metrics, rows[0].scores.n
+    tables.say(
+        f"A Wide-ResNet-16-4 trained on CIFAR-100 is {raw['confidence']:.1%} sure on average and "
+        f"right in {raw['accuracy']:.1%} of {n:,} test images."
     )
-    print_comparison(rows, "Fitted on 5,000 validation images, scored on the test images")
+    tables.say("Each recipe is fitted on 5,000 validation images and scored on the test images:")
+    print_comparison(rows)
     by_ece, by_nll = (min(rows, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
     best = by_ece.scores.metrics
-    console.print(
-        f"Expected calibration error: {raw['ece']:.2%} before, [bold]{best['ece']:.2%}[/] after "
+    tables.say(
+        f"Expected calibration error: {raw['ece']:.2%} before, {best['ece']:.2%} after "
         f"{by_ece.recipe}; accuracy {raw['accuracy']:.2%} before, {best['accuracy']:.2%} after."
     )
-    console.print(f"The best likelihood (NLL) here is that of {by_nll.recipe}.")
+    tables.say(f"The best likelihood (NLL) here is that of {by_nll.recipe}.")
     for path in pictures:
-        console.print(f"Picture: {path}", soft_wrap=True)
-    console.print(
+        tables.say(f"Picture: {path}")
+    tables.say(
         "Next, with your own network:\n"
         "  featcal pack import my-features.npz -o my-pack\n"
         "  featcal compare my-pack\n"
-        f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}",
-        soft_wrap=True,
+        f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}"
     )

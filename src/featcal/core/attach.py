@@ -82,9 +82,10 @@ def _replaced(
     if path == [""] or not path:
         return make(module)
     clone = copy.copy(module)
-    children = dict(module._modules)
-    child = children[path[0]]
+    for name, value in vars(module).items():
+        if isinstance(value, dict):  # hooks, buffers and children of its own; the tensors shared
+            clone.__dict__[name] = copy.copy(value)
+    child = module._modules[path[0]]
     assert child is not None
-    children[path[0]] = _replaced(child, path[1:], make)
-    clone._modules = children
+    clone._modules[path[0]] = _replaced(child, path[1:], make)
     return clone

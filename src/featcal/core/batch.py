@@ -18,6 +18,7 @@ from featcal.core.errors import InputError
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
 
 CHUNK_ROWS = 8192  # large enough that threads pay, small enough that one chunk fits a cache budget
+SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
 KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed
 
 
@@ -76,9 +77,17 @@ class Chunked:
         for batch in self.data:
             if not isinstance(batch, Batch):
                 raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
-            for start in range(0, max(len(batch), 1), self.rows):
-                chunk = batch.rows(slice(start, start + self.rows))
+            for chunk in self._parts(batch):
                 yield chunk if self.device is None else chunk.to(self.device)
+
+    def _parts(self, batch: Batch) -> Iterator[Batch]:
+        if batch.labels.dtype in SMALL_INTEGERS:
+            batch = replace(batch, labels=batch.labels.long())
+        if len(batch) <= self.rows:
+            yield batch
+            return
+        for start in range(0, len(batch), self.rows):
+            yield batch.rows(slice(start, start + self.rows))
 
 
 class Through:
@@ -193,17 +202,33 @@ class Facts:
 def survey(data: Data, head: Head | None) -> Facts:
     """Reads all data once and refuses what cannot be fitted, by name, row and value."""
     rows, classes, width, device = 0, 0, 0, torch.device("cpu")
+    first: Batch | None = None
     for batch in data:
         if rows == 0 and len(batch):
             classes, device = _classes(batch, head), batch.labels.device
             width = 0 if batch.features is None else batch.features.shape[-1]
+            first = batch
         check_batch(batch, classes=classes, first_row=rows)
+        if first is not None and len(batch):
+            _check_alike(batch, first, rows)
         rows += len(batch)
     rows = int(dist.total(torch.tensor(rows)))
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
     classes, width = dist.largest(torch.tensor([classes, width])).tolist()
     return Facts(rows, classes, width, device)
+
+
+def _check_alike(batch: Batch, first: Batch, row: int) -> None:
+    """Every batch must hold what the first one holds, in the same width."""
+    for name in ("features", "logits"):
+        one, other = getattr(first, name), getattr(batch, name)
+        widths = ["no" if values is None else str(values.shape[1]) for values in (one, other)]
+        if widths[0] != widths[1]:
+            raise InputError(
+                f"the batch from row {row} on has {widths[1]} {name} a row and the first batch has "
+                f"{widths[0]}: give every batch the same"
+            )
 
 
 def _classes(batch: Batch, head: Head | None) -> int:
@@ -234,11 +259,12 @@ def _checked_head(batch: Batch, head: Head) -> int:
             "(rows, classes)"
         )
     if batch.logits is not None:
-        _check_same(logits, batch.logits)
+        check_same(logits, batch.logits)
     return logits.shape[1]
 
 
-def _check_same(logits: Tensor, stored: Tensor) -> None:
+def check_same(logits: Tensor, stored: Tensor) -> None:
+    """Refuses stored logits that are not those the head gives."""
     if logits.shape != stored.shape:
         raise InputError(
             f"head gives {logits.shape[1]} classes and the stored logits have {stored.shape[-1]}: "
@@ -257,6 +283,8 @@ def _check_same(logits: Tensor, stored: Tensor) -> None:
 
 def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
     """Refuses shapes, labels and values no fit can use; rows are counted from `first_row`."""
+    if batch.features is None and batch.logits is None:
+        raise InputError("the batch has neither logits nor features: give one of them")
     labels = batch.labels
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(
@@ -275,6 +303,15 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
         if not bool(torch.isfinite(values.sum(dtype=torch.float64))):
             _refuse(name, ~torch.isfinite(values).all(1), first_row, "NaN or infinite", "remove")
     _refuse("labels", (labels < 0) | (labels >= classes), first_row, f"outside 0..{classes - 1}")
+
+
+def check_finite(data: Data, name: str = "the head's logits", *, first_row: int = 0) -> None:
+    """Refuses logits that are not finite, as a head makes them of finite but huge features."""
+    row = first_row
+    for batch in data:
+        bad = ~torch.isfinite(stored_logits(batch)).all(1)
+        _refuse(name, bad, row, "NaN or infinite", "remove or rescale")
+        row += len(batch)
 
 
 def _refuse(name: str, bad: Tensor, first_row: int, what: str, remedy: str = "correct") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,20 +17,28 @@ from typing import Any, ClassVar, Literal, Self, final
 import torch
 from torch import Tensor, nn
 
-from featcal.core import dist
 from featcal.core.batch import (
     Batch,
     Data,
     Head,
     Through,
     as_data,
+    check_finite,
     raw_logits,
     stored_logits,
     survey,
     wide,
 )
-from featcal.core.errors import InputError
-from featcal.core.fitting import Counted, FitReport, Problem, StepReport, evaluating
+from featcal.core.errors import CalibrationWarning, InputError
+from featcal.core.fitting import (
+    Counted,
+    FitReport,
+    Problem,
+    Stepped,
+    StepReport,
+    evaluating,
+    rows_asked,
+)
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.threads import calm
 
@@ -99,12 +108,16 @@ class Calibrator(nn.Module, ABC):
         data = as_data(data, head)
         with evaluating(head):
             facts = survey(data, head)
+            if self.needs_features and not facts.width:
+                raise InputError(f"{self!r} works on features, and the data holds logits alone")
             self.to(facts.device)
             counted = None if head is None else Counted(head)
             raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
             problem = Problem(data, raw, counted, loss, facts)
             with calm(facts.work):
                 before = measure(raw, loss)[0]
+                if not math.isfinite(before):
+                    check_finite(raw)
                 steps = tuple(run_steps(self.steps_in_order(), problem, mode))
         self.report = FitReport(
             recipe=repr(self),
@@ -116,7 +129,13 @@ class Calibrator(nn.Module, ABC):
             loss_after=steps[-1].loss_after,
             seconds=perf_counter() - started,
         )
+        for step in steps:
+            if step.warning:
+                warnings.warn(step.warning, CalibrationWarning, stacklevel=3)
         return self
+
+    def check(self) -> None:
+        """Refuses fitted values no fit can give, as a damaged or foreign file may hold them."""
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps this calibrator consists of: itself, unless it is a pipeline."""
@@ -184,8 +203,8 @@ def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[Ste
         then = copy.deepcopy(later) if mode == "joint" else None
         started = perf_counter()
         learned = step.learn(replace(problem, then=then))
-        passes = math.ceil((_rows(problem.head) - counted) / problem.facts.rows)
-        counted, spent = _rows(problem.head), perf_counter() - started
+        passes = math.ceil((rows_asked(problem.head) - counted) / problem.facts.rows)
+        counted, spent = rows_asked(problem.head), perf_counter() - started
         reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
         problem = after(problem, step, later)
     return reports
@@ -205,31 +224,6 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
 def _on_logits(step: Calibrator, batch: Batch) -> Tensor:
     """What a step that needs no features makes of the logits at hand."""
     return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
-
-
-class Stepped:
-    """A head with one more step on it; counts through to the head it stands on."""
-
-    def __init__(self, step: Calibrator, head: Head) -> None:
-        self.step, self.head = step, head
-
-    @property
-    def rows(self) -> int:
-        return self.head.rows if isinstance(self.head, (Counted, Stepped)) else 0
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return self.step(features, self.head)  # type: ignore[no-any-return]
-
-    def of_batch(self, batch: Batch) -> Tensor:
-        """The logits of a batch's features."""
-        assert batch.features is not None
-        return self(batch.features)
-
-
-def _rows(head: Head | None) -> int:
-    """Rows the head was asked for so far, on all ranks."""
-    rows = head.rows if isinstance(head, (Counted, Stepped)) else 0
-    return int(dist.total(torch.tensor(rows)))
 
 
 class FeatureMap(Calibrator):
@@ -265,7 +259,11 @@ class Pipeline(Calibrator):
     def __init__(self, *steps: Calibrator) -> None:
         super().__init__()
         flat = [part for step in steps for part in step.steps_in_order()]
+        if not flat:
+            raise InputError("a pipeline of no steps: name at least one, such as FeatureClip()")
         for left, right in pairwise(flat):
+            if isinstance(left, FeatureMap) and left.name == right.name:
+                raise InputError(f"{left.name} | {right.name}: one {left.name} does all two can do")
             if isinstance(left, LogitMap) and isinstance(right, FeatureMap):
                 raise InputError(
                     f"{left.name} | {right.name} is in the wrong order: {right.name} works on "
@@ -285,6 +283,11 @@ class Pipeline(Calibrator):
         for step in self.steps:
             head = partial(step, head=head)
         return head(features)
+
+    def check(self) -> None:
+        """Checks every step."""
+        for step in self.steps_in_order():
+            step.check()
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Fits the steps jointly; this is how a pipeline is refitted inside another fit."""

@@ -9,14 +9,16 @@ from pathlib import Path
 
 from featcal.core.errors import InputError
 
+OVERWRITE = "choose another name, or overwrite it (--force, overwrite=True)"
 
-def check_free(path: Path | str, *, overwrite: bool = False) -> Path:
+
+def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
     """Refuses an output path that exists, or whose folder does not exist or cannot be written."""
     path = Path(path)
     if path.is_dir() and overwrite:
         raise InputError(f"output {path} is a folder: choose another name")
     if path.exists() and not overwrite:
-        raise InputError(f"output {path} exists: choose another name or ask to overwrite it")
+        raise InputError(f"output {path} exists: {remedy}")
     parent = path.absolute().parent
     if not parent.is_dir():
         raise InputError(f"output folder {parent} does not exist: create it first")
@@ -25,26 +27,38 @@ def check_free(path: Path | str, *, overwrite: bool = False) -> Path:
     return path
 
 
+def _temporary_folder(path: Path) -> Path:
+    """A hidden folder beside the path, so that the last step is a rename on one file system."""
+    return Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.absolute().parent))
+
+
 @contextmanager
 def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary path beside `path`; on success it is renamed to `path`, else removed."""
     path = check_free(path, overwrite=overwrite)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
+    folder = _temporary_folder(path)
     try:
         temporary = folder / path.name
         yield temporary
+        temporary.chmod(0o666 & ~_umask())  # some writers leave 0600, which hides it from others
         os.replace(temporary, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _umask() -> int:
+    mask = os.umask(0)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask
+
+
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; on success it is renamed to `path`, else removed."""
-    path = check_free(path)
-    folder = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.absolute().parent))
+    path = check_free(path, remedy="choose another name, or remove it first")
+    folder = _temporary_folder(path)
     try:
-        folder.chmod(0o755)  # mkdtemp's 0o700 would hide the result from the user's own group
+        folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
         yield folder
         os.rename(folder, path)
     finally:

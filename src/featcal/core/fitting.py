@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Data, Facts, Head, Through
+from featcal.core import dist
+from featcal.core.batch import Batch, Data, Facts, Head, Through
 from featcal.core.loss import Loss
 
 if TYPE_CHECKING:
@@ -28,6 +30,33 @@ class Counted:
         """The head's own logits."""
         self.rows += len(features)
         return self.head(features)
+
+
+class Stepped:
+    """A head with one more step on it; counts through to the head it stands on."""
+
+    def __init__(self, step: Calibrator, head: Head) -> None:
+        self.step, self.head = step, head
+
+    @property
+    def rows(self) -> int:
+        """Rows the innermost head was asked for."""
+        return self.head.rows if isinstance(self.head, (Counted, Stepped)) else 0
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The logits with the step applied."""
+        return self.step(features, self.head)  # type: ignore[no-any-return]
+
+    def of_batch(self, batch: Batch) -> Tensor:
+        """The logits of a batch's features."""
+        assert batch.features is not None
+        return self(batch.features)
+
+
+def rows_asked(head: Head | None) -> int:
+    """Rows a head was asked for so far, on all ranks."""
+    rows = head.rows if isinstance(head, (Counted, Stepped)) else 0
+    return int(dist.total(torch.tensor(rows)))
 
 
 @dataclass(frozen=True)
@@ -64,6 +93,7 @@ class StepReport:
         loss_after: the loss with it.
         converged: whether the search ended by its own rule rather than at a cap.
         message: one sentence for a person.
+        warning: what a person should look at before using the result; empty when all is well.
         details: further figures, ready for JSON.
         head_passes: products of the head over all rows, or their equivalent in part passes.
         seconds: wall time.
@@ -76,6 +106,7 @@ class StepReport:
     loss_after: float
     converged: bool
     message: str
+    warning: str = ""
     details: dict[str, Any] = field(default_factory=dict)
     head_passes: int = 0
     seconds: float = 0.0
@@ -101,6 +132,11 @@ class FitReport:
     seconds: float
 
     @property
+    def warnings(self) -> list[str]:
+        """What a person should look at before using the result."""
+        return [step.warning for step in self.steps if step.warning]
+
+    @property
     def noop(self) -> bool:
         """Whether nothing at all was changed."""
         return all(step.noop for step in self.steps)
@@ -110,6 +146,7 @@ class FitReport:
         flat = {key: getattr(self, key) for key in ("recipe", "mode", "loss", "rows")}
         steps = [step.as_json() for step in self.steps]
         tail = {key: getattr(self, key) for key in ("noop", "loss_before", "loss_after", "seconds")}
+        tail["warnings"] = self.warnings
         return plain({**flat, "steps": steps, **tail})  # type: ignore[no-any-return]
 
     def as_record(self) -> dict[str, Any]:
@@ -120,7 +157,13 @@ class FitReport:
     def of_record(cls, record: dict[str, Any]) -> FitReport:
         """The report a record describes."""
         steps = tuple(StepReport(**step) for step in record["steps"])
+        # JSON has no infinity: a threshold of null is the identity's.
+        steps = tuple(replace(step, values=_with_infinity(step.values)) for step in steps)
         return cls(**{**record, "steps": steps})
+
+
+def _with_infinity(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: math.inf if value is None else value for key, value in values.items()}
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any

@@ -27,12 +27,19 @@ def parse(text: str) -> Calibrator:
         raise InputError("recipe is empty: write for example 'clip | temperature'")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
+        return _build(tree, text)
+    except InputError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"recipe {text!r} does not parse: write steps joined by '|', "
+            f"recipe {shown(text)} does not parse: write steps joined by '|', "
             "for example 'clip(min_accuracy=0.99) | temperature'"
         ) from error
-    return _build(tree, text)
+
+
+def shown(text: str) -> str:
+    """The text in quotes, its middle left out when it is long."""
+    return repr(text if len(text) <= 80 else f"{text[:50]} ... {text[-20:]}")
 
 
 def _build(node: ast.expr, text: str) -> Calibrator:
@@ -43,13 +50,14 @@ def _build(node: ast.expr, text: str) -> Calibrator:
             return _make(name, keywords, text)
         case ast.Call(ast.Name(name), [_, *_], _):
             raise InputError(
-                f"recipe {text!r}: {name} takes arguments by name only, {_signature(name, text)}"
+                f"recipe {shown(text)}: {name} takes arguments by name only, "
+                f"{_signature(name, text)}"
             )
         case ast.Name(name):
             return _make(name, [], text)
     raise InputError(
-        f"recipe {text!r}: cannot read {ast.unparse(node)!r}; use method names, literal keyword "
-        "arguments and '|'"
+        f"recipe {shown(text)}: cannot read {shown(ast.unparse(node))}; use method names, literal "
+        "keyword arguments and '|'"
     )
 
 
@@ -58,9 +66,11 @@ def _make(name: str, keywords: list[ast.keyword], text: str) -> Calibrator:
     known = inspect.signature(method).parameters
     arguments = {}
     for keyword in keywords:
+        if keyword.arg in arguments:
+            raise InputError(f"recipe {shown(text)}: {name} is given {keyword.arg} twice")
         if keyword.arg is None or keyword.arg not in known:
             raise InputError(
-                f"recipe {text!r}: {name} has no argument {keyword.arg or '**'!r}, "
+                f"recipe {shown(text)}: {name} has no argument {keyword.arg or '**'!r}, "
                 f"{_signature(name, text)}"
             )
         arguments[keyword.arg] = _literal(keyword, text)
@@ -71,16 +81,17 @@ def _literal(keyword: ast.keyword, text: str) -> object:
     try:
         return ast.literal_eval(keyword.value)
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        value = shown(ast.unparse(keyword.value))[1:-1]
         raise InputError(
-            f"recipe {text!r}: {keyword.arg}={ast.unparse(keyword.value)} is not a literal; write "
-            "a number, a string, True, False or None"
+            f"recipe {shown(text)}: {keyword.arg}={value} is not a literal; write a number, "
+            "a string, True, False or None"
         ) from error
 
 
 def _method(name: str, text: str) -> type[Calibrator]:
     if name not in METHODS:
         raise InputError(
-            f"recipe {text!r}: no method is called {name!r}; have {', '.join(sorted(METHODS))}"
+            f"recipe {shown(text)}: no method is called {name!r}; have {', '.join(sorted(METHODS))}"
         )
     return METHODS[name]
 

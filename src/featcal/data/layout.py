@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Batch, Data, check_batch
+from featcal.core.batch import Batch, Data, check_batch, check_same
 from featcal.core.errors import InputError
 from featcal.data.manifest import FLOATS, INTEGERS
 
@@ -77,6 +77,7 @@ class Gate:
         """The layout the first batch sets, once it agrees with the head and the class names."""
         if self.head is not None:
             _check_head(self.head["weight"], batch)
+            _check_made_by(self.head, batch.rows(slice(0, 64)))
         classes = self._classes(batch)
         if classes < 2:
             raise InputError(
@@ -97,6 +98,13 @@ class Gate:
         raise InputError("the batch has features and no logits: pass the head of the network")
 
 
+def _check_made_by(head: dict[str, Tensor], batch: Batch) -> None:
+    """Where logits are stored beside features, the head must be the one that made them."""
+    if batch.features is not None and batch.logits is not None:
+        weight, bias = (head[name].double() for name in ("weight", "bias"))
+        check_same(batch.features.double() @ weight.T + bias, batch.logits)
+
+
 def head_tensors(head: HeadLike | None) -> dict[str, Tensor] | None:
     """Weight (k, d) and bias (k,) of a head, checked against each other; zeros for no bias."""
     if head is None:
@@ -108,6 +116,7 @@ def head_tensors(head: HeadLike | None) -> dict[str, Tensor] | None:
         raise InputError(
             f"head weight has shape {tuple(weight.shape)} and bias {tuple(bias.shape)}: "
             "they must be (classes, features) and (classes,)"
+            + ("; give weight.T" if bias.shape == weight.shape[1:] else "")
         )
     return {"weight": _head_values("weight", weight), "bias": _head_values("bias", bias)}
 

@@ -86,15 +86,17 @@ class Pack:
 
     @property
     def head(self) -> nn.Linear | None:
-        """The classifier head in float32, read anew on each call; None when none is stored."""
+        """The head in the features' precision, read anew on each call; None when none is stored."""
         if self.manifest.head is None:
             return None
         with _opened(self.path / self.manifest.head.file) as file:
-            weight, bias = (file.get_tensor(name).float().clone() for name in ("weight", "bias"))
+            double = self.manifest.dtypes.get("features") == "float64"
+            dtype = torch.float64 if double else torch.float32  # what the features come in
+            weight, bias = (file.get_tensor(name).to(dtype) for name in ("weight", "bias"))
         # On the meta device no weights are drawn, so that the random state stays as it was.
         head = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-        head.weight = nn.Parameter(weight, requires_grad=False)
-        head.bias = nn.Parameter(bias, requires_grad=False)
+        head.weight = nn.Parameter(weight.clone(), requires_grad=False)
+        head.bias = nn.Parameter(bias.clone(), requires_grad=False)
         return head.eval()
 
     def split(self, name: str) -> PackSplit:

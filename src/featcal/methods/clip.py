@@ -46,7 +46,7 @@ class FeatureClip(FeatureMap):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        if criterion not in CRITERIA:
+        if not isinstance(criterion, str) or criterion not in CRITERIA:
             raise InputError(f"clip: criterion is {criterion!r}: choose {', '.join(CRITERIA)}")
         if min_accuracy is not None and not _is_share(min_accuracy):
             raise InputError(
@@ -56,7 +56,8 @@ class FeatureClip(FeatureMap):
         if not isinstance(reference, bool):
             raise InputError(f"clip: reference is {reference!r}: give True or False")
         self.criterion = criterion
-        self.min_accuracy = min_accuracy
+        plain = min_accuracy is None or type(min_accuracy) in (int, float)
+        self.min_accuracy = min_accuracy if plain else float(min_accuracy)  # type: ignore[arg-type]
         self.reference = reference
         self.register_buffer("threshold", torch.tensor(math.inf))
 
@@ -64,6 +65,11 @@ class FeatureClip(FeatureMap):
         """clamp(x, -c, c)."""
         bound = self.threshold.to(features.dtype)
         return torch.clamp(features, -bound, bound)
+
+    def check(self) -> None:
+        """C is one number above 0, or infinite."""
+        if self.threshold.numel() != 1 or not float(self.threshold) > 0:
+            raise InputError(f"clip: threshold is {self.threshold.tolist()}: it must be above 0")
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches c; see `clip_search`."""

@@ -15,14 +15,16 @@ from torch import Tensor, nn
 from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, wide
 from featcal.core.fitting import Counted, Problem
 
-SMALL = 2**25  # n d k up to which the whole path is kept: 256 MiB
+SMALL = 2**24  # n d k up to which the whole path is kept: 256 MiB in float64
 
 
 def linear(head: Head | None) -> nn.Linear | None:
     """The plain linear layer behind a head, in ordinary precision; None for any other head."""
     inner = head.head if isinstance(head, Counted) else head
-    plain = type(inner) is nn.Linear and inner.weight.dtype.itemsize >= 4
-    return inner if plain and isinstance(inner, nn.Linear) else None
+    if type(inner) is not nn.Linear or inner.weight.dtype.itemsize < 4:
+        return None
+    hooked = inner._forward_hooks or inner._forward_pre_hooks  # they may compute anything
+    return None if hooked else inner
 
 
 @dataclass(frozen=True)
@@ -130,16 +132,19 @@ class Path:
         row = torch.arange(len(size), device=size.device)
         kept = (size <= threshold).sum(1)
         beyond = 0.0 if threshold == float("inf") else threshold * cut[row, kept]
-        return whole[row, kept] + beyond + self.bias
+        return (whole[row, kept] + beyond + self.bias).float()
 
 
 def _prefix_sums(batch: Batch, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sorted sizes (n, d); sums of units kept whole and of directions cut, both (n, d + 1, k)."""
+    """Sorted sizes (n, d); sums of units kept whole and of directions cut, both (n, d + 1, k).
+
+    In float64: one huge activation must not swallow the digits of the others.
+    """
     assert batch.features is not None
-    features = batch.features.to(weight.dtype)
+    features = batch.features.double()
     size, order = features.abs().sort(1)
     signed = features.gather(1, order)
-    directions = weight.T[order]  # (n, d, k)
+    directions = weight.double().T[order]  # (n, d, k)
     none = directions.new_zeros(len(features), 1, weight.shape[0])
     whole = torch.cat([none, (signed[..., None] * directions).cumsum(1)], 1)
     steps = (signed.sign()[..., None] * directions).flip(1).cumsum(1).flip(1)

@@ -19,7 +19,6 @@ Small data with a linear head needs no walk: every threshold is looked at (`clip
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import count, product
@@ -31,19 +30,17 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Through, stored_logits, wide
-from featcal.core.errors import CalibrationWarning
-from featcal.core.fitting import Counted, Problem
+from featcal.core.fitting import Counted, Problem, rows_asked
 from featcal.core.loss import Loss, accuracy, measure
 from featcal.core.progress import tell, track
 from featcal.core.solve import Point, Shape, Walk, best_of, fitted_shape, flat, refine, vertex
 from featcal.methods.clip_linear import Path, Window
 
 PASSES = 10  # of the head over all rows, part passes counted in
-COARSE_SHARE, COARSE_POINTS = 0.08, 11
+COARSE_SHARE, COARSE_POINTS = 0.065, 14
 CLOSER_SHARE, OFFSETS = 0.2, np.linspace(-0.45, 0.45, 7)
-FEWEST, MOST = 128, 4096  # rows of a sample: fewer tell too little, more tell a scan nothing new
+FEWEST, MOST = 64, 4096  # rows of a sample: fewer tell too little, more tell a scan nothing new
 ENOUGH = 2048  # rows from which on samples can be trusted
-DECADES = math.log(1e4)  # how far below the largest activation small data is searched
 GAIN = 1e-7  # a smaller gain over c = inf is rounding, not clipping
 WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
@@ -154,9 +151,7 @@ class Trials:
         then = self.problem.then
         assert then is not None
         view = Through(clipped, stored_logits, features=then.needs_features)
-        with warnings.catch_warnings():  # a capped temperature at a threshold nobody takes
-            warnings.simplefilter("ignore", CalibrationWarning)
-            then.learn(replace(self.problem, data=view, then=None))
+        then.learn(replace(self.problem, data=view, then=None))
         return Through(view, lambda batch: then(batch.features, lambda _: stored_logits(batch)))
 
 
@@ -171,7 +166,7 @@ def search(problem: Problem, criterion: Loss, guard: float) -> Search:
     row_sizes = [row_peaks(batch) for batch in problem.data]
     trials = Trials.by_head(problem, criterion, row_sizes)
     before = trials.at(math.inf)
-    peaks = torch.cat(row_sizes).double() if row_sizes else torch.zeros(1).double()
+    peaks = torch.cat([*row_sizes, torch.zeros(1, device=problem.facts.device)]).double()
     if float(dist.largest(peaks.max())) == 0:
         return Search(before, before, True, 1)
     look = look_everywhere if is_small(problem) else look_around
@@ -192,12 +187,13 @@ def look_around(
     """The far end, the valley of a sample, a walk on all rows, and a window around its end."""
     before, top = trials.seen[0], math.log(float(dist.largest(peaks.max())))
     ends = [trials.point(log_c) for log_c in track("clip: far end", far_end(peaks, problem))]
-    floor, low, shape = valley(problem, trials.criterion)
-    known = [trials.point(min(floor, top))]
-    if ends and best_of(ends).score < min(known[0].score, before.score - GAIN):
-        known, shape = [*known, *ends, Point(top, before.score)], flat
+    found = valley(problem, trials.criterion)
+    starts = [trials.point(min(log_c, top)) for log_c in (found.floor, *found.others)]
+    known, shape = starts[:1], found.shape
+    if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
+        known, shape = sorted({*starts, *ends, Point(top, before.score)}), flat
     window = Window.fits(problem)
-    walk = Walk(low, top, evaluations(problem, window), ROUGH if window else FINE, shape)
+    walk = Walk(found.low, top, evaluations(problem, window), ROUGH if window else FINE, shape)
     _, settled = refine(told(trials, walk.evaluations), known, walk)
     best = choose(trials.seen, before, 0)
     if best is before:
@@ -223,9 +219,8 @@ def told(trials: Trials, evaluations: int) -> Callable[[float], float]:
 
 def evaluations(problem: Problem, window: bool) -> int:
     """How many thresholds the walk may try, the two passes of the window set aside."""
-    assert isinstance(problem.head, Counted)
-    asked = float(dist.total(torch.tensor(problem.head.rows)))
-    return max(math.floor(PASSES - asked / problem.facts.rows - (2 if window else 0)), 1)
+    used = rows_asked(problem.head) / problem.facts.rows + (2 if window else 0)
+    return max(math.floor(PASSES - used), 1)
 
 
 def look_closely(
@@ -259,9 +254,10 @@ def look_everywhere(
     assert isinstance(problem.head, Counted)
     path = Trials(problem, trials.criterion, Path(problem.source, problem.head).at)
     floor = guard * trials.seen[0].accuracy
-    step = DECADES / (1200 if problem.then is None else 240)
-    grid = math.log(float(dist.largest(peaks.max()))) - step * np.arange(round(DECADES / step))
-    for log_c in track("clip: every threshold", grid[::-1].tolist()):
+    low, high = smallest_scale(problem) - math.log(64), math.log(float(dist.largest(peaks.max())))
+    grid = np.linspace(low, high, 1200 if problem.then is None else 240)
+    step = float(grid[1] - grid[0])
+    for log_c in track("clip: every threshold", grid.tolist()):
         path.point(log_c)
     for _ in range(2):
         allowed = [trial for trial in path.seen if trial.accuracy >= floor] or path.seen
@@ -306,8 +302,25 @@ def quantiles(values: Tensor, tail: NDArray[np.float64]) -> list[float]:
     return found
 
 
-def valley(problem: Problem, criterion: Loss) -> tuple[float, float, Shape]:
-    """The floor of the valley on samples, the lowest log threshold to consider, and the shape."""
+@dataclass(frozen=True)
+class Valley:
+    """What samples of the rows say, in logarithms of the threshold.
+
+    Attributes:
+        floor: where the deepest valley has its floor.
+        others: where further valleys lie, the deepest two.
+        low: the lowest threshold to consider.
+        shape: what the deepest valley looks like.
+    """
+
+    floor: float
+    others: list[float]
+    low: float
+    shape: Shape
+
+
+def valley(problem: Problem, criterion: Loss) -> Valley:
+    """A scan on few rows, and a closer look on more rows where it is lowest."""
     part = sample(problem, COARSE_SHARE)
     trials = Trials.by_head(part, criterion, accuracy=False)
     candidates = spread_candidates(part, COARSE_POINTS)
@@ -325,7 +338,20 @@ def valley(problem: Problem, criterion: Loss) -> tuple[float, float, Shape]:
     near = sorted(point for point in around if abs(point.at - centre) <= 0.7)
     shape = fitted_shape(near)
     grid = np.linspace(near[0].at, near[-1].at, 501)
-    return float(grid[shape(grid).argmin()]), min(coarse).at - math.log(64), shape
+    floor = float(grid[shape(grid).argmin()])
+    others = [point.at for point in valleys(coarse) if abs(point.at - floor) > 0.6]
+    return Valley(floor, others[:2], min(coarse).at - math.log(64), shape)
+
+
+def valleys(points: list[Point]) -> list[Point]:
+    """The points lower than both of their neighbours, the lowest first."""
+    middle = zip(points, points[1:], points[2:], strict=False)
+    return sorted((b for a, b, c in middle if b.score < min(a.score, c.score)), key=by_score)
+
+
+def by_score(point: Point) -> float:
+    """The score, to sort by."""
+    return point.score
 
 
 def sample(problem: Problem, share: float) -> Problem:
@@ -349,16 +375,28 @@ def _picked(batch: Batch, share: float) -> Tensor:
     return ((mixed >> 32) & 0xFFFFFFFF) < share * 2**32
 
 
-def spread_candidates(problem: Problem, points: int) -> list[float]:
-    """Thresholds from those that clip 4/5 of the activations to where the far end takes over."""
+def activation_sizes(problem: Problem) -> Tensor:
+    """The sizes of the activations that are not zero, thinned out where there are very many."""
     parts = [batch.features for batch in problem.data if batch.features is not None]
     sizes = torch.cat([part.abs().flatten() for part in parts] or [torch.zeros(0)])
     sizes = sizes[sizes > 0]
     sizes = dist.gather(sizes[:: max(len(sizes) // 2**17, 1)].double())
-    if not len(sizes):  # a sample of silent rows: any scale will do, the far end knows the truth
-        sizes = torch.ones(1, dtype=torch.float64)
-    upper = quantiles(sizes, np.geomspace(0.8, 0.25 / problem.facts.width, points - 2))
-    return sorted({c for c in [upper[0] / 16, upper[0] / 4, *upper] if c > 0})
+    # A sample of silent rows has no scale: any will do, since the far end knows the truth.
+    return sizes if len(sizes) else torch.ones(1, dtype=torch.float64)
+
+
+def smallest_scale(problem: Problem) -> float:
+    """The logarithm of the threshold that clips 4/5 of the activations."""
+    return math.log(quantiles(activation_sizes(problem), np.array([0.8]))[0])
+
+
+def spread_candidates(problem: Problem, points: int) -> list[float]:
+    """Thresholds from those that clip 4/5 of the activations to where the far end takes over."""
+    shares = np.geomspace(0.8, 0.25 / problem.facts.width, points // 2)
+    upper = quantiles(activation_sizes(problem), shares)
+    # Steps of equal share where the activations lie, and of equal ratio across any gap in them.
+    even = np.geomspace(upper[0], upper[-1], points - len(upper))[1:-1].tolist()
+    return sorted({c for c in [upper[0] / 16, upper[0] / 4, *upper, *even] if c > 0})
 
 
 def published_grid(problem: Problem, criterion: Loss, guard: float) -> Search:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import final
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from featcal.core import dist
 from featcal.core.batch import Data
 from featcal.core.calibrator import LogitMap
-from featcal.core.errors import CalibrationWarning
+from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.solve import Minimum, minimize_log
@@ -44,10 +43,18 @@ class Temperature(LogitMap):
         """Divides by T."""
         return logits / self.temperature.to(logits.dtype)
 
+    def check(self) -> None:
+        """T is one finite number above 0."""
+        if self.temperature.numel() != 1 or not 0 < float(self.temperature) < math.inf:
+            raise InputError(
+                f"temperature: T is {self.temperature.tolist()}: it must be finite and above 0"
+            )
+
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton for the NLL; a scan and a zoom in log T for any other loss."""
         loss = problem.loss
         before, scale = measure(problem.data, loss, LOGIT_SCALE)
+        self.assign(temperature=1.0)
         if scale == 0:
             return [_unchanged(before, "each row's logits are all equal: no temperature matters")]
         low, high = 1 / (CAP * scale), CAP / scale  # of b
@@ -60,9 +67,9 @@ class Temperature(LogitMap):
         message = f"T = {temperature:.4g}: " + (
             "the network was overconfident" if temperature > 1 else "the network was underconfident"
         )
+        warning = ""
         if not found.converged:
-            message = _capped(temperature, at_top=found.at >= high * (1 - 1e-9))
-            warnings.warn(message, CalibrationWarning, stacklevel=4)
+            message = warning = _capped(temperature, at_top=found.at >= high * (1 - 1e-9))
         return [
             StepReport(
                 self.name,
@@ -72,17 +79,25 @@ class Temperature(LogitMap):
                 loss_after=found.score,
                 converged=found.converged,
                 message=message,
+                warning=warning,
                 details={"iterations": found.steps},
             )
         ]
 
 
 def _scale_sums(logits: Tensor, _: object) -> Tensor:
-    return (logits.amax(1) - logits.mean(1)).sum(dtype=torch.float64).view(1)
+    spread = (logits.amax(1) - logits.mean(1)).double()
+    spread = spread[spread > 0]
+    return torch.stack([spread.log().sum(), torch.tensor(float(len(spread))).to(spread)])
 
 
-# How far the top logit stands above the mean one: the unit a temperature is large or small in.
-LOGIT_SCALE = Loss("logit scale", _scale_sums)
+def _scale_value(sums: Tensor, _: float) -> float:
+    return math.exp(float(sums[0] / sums[1])) if sums[1] else 0.0
+
+
+# How far the top logit stands above the mean one, by the geometric mean so that no single row
+# decides: the unit in which a temperature is large or small.
+LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
 
 
 def _unchanged(loss: float, why: str) -> StepReport:

@@ -52,7 +52,7 @@ class ProperSums:
         squares = probs.square().sum(dtype=torch.float64) + (1 - 2 * true).sum()
         return cls(
             float(len(predictions)),
-            -float(predictions.log_true.sum(dtype=torch.float64)),
+            0.0 - float(predictions.log_true.sum(dtype=torch.float64)),  # never -0.0
             float(squares),
             float(predictions.correct.sum()),
         )

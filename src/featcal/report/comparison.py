@@ -28,7 +28,6 @@ class Row:
     calibrator: Calibrator | None
     scores: Scores
     seconds: float
-    notes: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The public form of a row of `featcal compare --json`."""
@@ -65,13 +64,11 @@ def compare(
     rows = []
     for calibrator in track("fitting recipes", calibrators):
         started = perf_counter()
-        notes: list[str] = []
         if calibrator is not None:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", CalibrationWarning)
+            with warnings.catch_warnings():  # the reports keep them
+                warnings.simplefilter("ignore", CalibrationWarning)
                 calibrator.fit(fit_data, head, mode=mode)
-            notes = [str(warning.message) for warning in caught]
         scores = evaluate(test_data, calibrator, head, bins=bins)
         name = NONE if calibrator is None else repr(calibrator)
-        rows.append(Row(name, calibrator, scores, perf_counter() - started, tuple(notes)))
+        rows.append(Row(name, calibrator, scores, perf_counter() - started))
     return rows

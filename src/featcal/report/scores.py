@@ -10,6 +10,7 @@ from torch import Tensor
 
 from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, survey, wide
 from featcal.core.calibrator import Calibrator
+from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating, plain
 from featcal.core.threads import calm
 from featcal.metrics import (
@@ -120,6 +121,10 @@ def evaluate(
     tally: _Tally | None = None
     with evaluating(head):
         facts = survey(data, head)
+        if calibrator is not None and calibrator.needs_features and not (head and facts.width):
+            raise InputError(
+                f"{calibrator!r} works on features: pass data with features, and head="
+            )
         with calm(facts.work):
             for batch in data:
                 logits = calibrated_logits(batch, calibrator, head)

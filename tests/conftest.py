@@ -1,0 +1,79 @@
+"""Fixtures that every test may use."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from featcal import Batch, demo_pack
+
+# Doctests are collected from every module, and three files called conftest are one module too many.
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]
+
+SHARED = Path(__file__).parents[1].parent / "shared"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tensors here are small: on a busy machine threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def shared_file():
+    """The path of a file beside the project; the test is skipped where it is not there."""
+
+    def find(*parts):
+        path = SHARED.joinpath(*parts)
+        if not path.is_file():
+            pytest.skip(f"{path} is not here")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def demo():
+    """The shipped pack's val split in memory: batch, and its head."""
+    pack = demo_pack()
+    parts = list(pack.split("val"))
+    batch = Batch(
+        None, torch.cat([p.labels for p in parts]), torch.cat([p.features for p in parts])
+    )
+    return SimpleNamespace(batch=batch, head=pack.head, pack=pack)
+
+
+@pytest.fixture(scope="session")
+def made():
+    """Makes a linear classifier that is overconfident because some activations are too large.
+
+    The labels follow the logits of features clipped at `knee`, divided by `heat`; the network's
+    own logits use the features as they are.
+    """
+
+    def make(n=2500, d=24, k=5, *, knee=1.5, heat=1.0, signed=False, seed=0):
+        draw = np.random.default_rng(seed)
+        features = draw.standard_t(3, size=(n, d)) * 1.2
+        if not signed:
+            features = np.maximum(features, 0)
+        weight = draw.normal(size=(k, d)) * 0.7
+        bias = draw.normal(size=k) * 0.3
+        true = (np.clip(features, -knee, knee) @ weight.T + bias) / heat
+        labels = (true + draw.gumbel(size=true.shape)).argmax(1)
+        head = nn.Linear(d, k, device="meta")
+        head.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+        head.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float32))
+        features = torch.tensor(features, dtype=torch.float32)
+        with torch.no_grad():
+            logits = head(features)
+        return SimpleNamespace(
+            features=features, logits=logits, labels=torch.tensor(labels), head=head
+        )
+
+    return make

@@ -1,0 +1,120 @@
+"""The parts of the search: samples, quantiles, the far end, and what a search may not do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from featcal import Batch, FeatureClip, parse
+from featcal.methods.clip_search import GAIN, Trial, _picked, choose, quantiles, row_peaks
+
+
+def trial(threshold, score, accuracy=0.9):
+    return Trial(threshold, score, score, accuracy)
+
+
+def test_choose_wants_a_true_gain():
+    before = trial(math.inf, 1.0)
+    assert choose([before, trial(2.0, 1.0 - GAIN / 2)], before, 0) is before
+    better = trial(2.0, 1.0 - 10 * GAIN)
+    assert choose([before, better], before, 0) is better
+    assert choose([before], before, 1.0) is before
+
+
+def test_choose_takes_the_smaller_threshold_among_equals():
+    before = trial(math.inf, 1.0)
+    small, large = trial(1.0, 0.5), trial(2.0, 0.5)
+    assert choose([before, large, small], before, 0) is small
+
+
+def test_choose_keeps_to_the_guard():
+    before = trial(math.inf, 1.0, accuracy=0.8)
+    cheap, costly = trial(2.0, 0.7, accuracy=0.79), trial(1.0, 0.5, accuracy=0.7)
+    assert choose([before, cheap, costly], before, 0.98) is cheap
+    assert choose([before, cheap, costly], before, 1.0) is before
+    assert choose([before, cheap, costly], before, 0) is costly
+
+
+def test_rows_are_picked_by_content_alone():
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(5000, 20, generator=draw).relu()
+    labels = torch.zeros(5000, dtype=torch.long)
+    picked = _picked(Batch(None, labels, features), 0.2)
+    order = torch.randperm(5000, generator=draw)
+    assert torch.equal(_picked(Batch(None, labels, features[order]), 0.2), picked[order])
+    assert torch.equal(_picked(Batch(None, labels[:7], features[:7]), 0.2), picked[:7])
+    assert float(picked.float().mean()) == pytest.approx(0.2, abs=0.03)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.08, 0.2, 0.5])
+@pytest.mark.parametrize("make", ["relu", "rounded", "powers", "one"])
+def test_a_sample_has_about_the_share_asked_for(share, make):
+    draw = torch.Generator().manual_seed(1)
+    features = torch.randn(8000, 16, generator=draw)
+    features = {
+        "relu": features.relu(),
+        "rounded": features.half().float(),
+        "powers": 2.0 ** features.mul(4).round(),
+        "one": torch.cat([features[:, :1], torch.zeros(8000, 15)], 1).half().float(),
+    }[make]
+    picked = _picked(Batch(None, torch.zeros(8000, dtype=torch.long), features), share)
+    assert float(picked.float().mean()) == pytest.approx(share, rel=0.5)
+
+
+def test_everything_is_picked_at_a_share_of_one():
+    features = torch.randn(100, 3)
+    assert _picked(Batch(None, torch.zeros(100, dtype=torch.long), features), 1.0).all()
+
+
+def test_quantiles_are_the_values_that_shares_exceed():
+    values = torch.arange(1, 1001).double()
+    found = quantiles(values, np.array([0.5, 0.1, 0.001]))
+    for share, value in zip([0.5, 0.1, 0.001], found, strict=True):
+        assert float((values > value).float().mean()) == pytest.approx(share, abs=2e-3)
+
+
+def test_row_peaks_are_absolute():
+    batch = Batch(None, torch.zeros(2, dtype=torch.long), torch.tensor([[1.0, -3.0], [0.5, 0.0]]))
+    assert row_peaks(batch).tolist() == [3.0, 0.5]
+
+
+@pytest.mark.parametrize("recipe", ["clip", "clip | temperature", "clip(min_accuracy=0.99)"])
+@pytest.mark.parametrize("rows", [100, 2047, 2048, 2500])
+def test_a_search_keeps_to_ten_passes(made, monkeypatch, rows, recipe):
+    world = made(n=rows, d=16, k=4)
+    asked, forward = [], nn.Linear.forward
+
+    def counting(layer, features):
+        asked.append(len(features))
+        return forward(layer, features)
+
+    monkeypatch.setattr(nn.Linear, "forward", counting)
+    found = parse(recipe).fit(Batch(None, world.labels, world.features), world.head)
+    assert found.report.steps[0].head_passes <= 10
+    assert sum(asked) <= 11 * rows + 64  # the temperature's own pass and the proof of the head
+
+
+def test_a_valley_hidden_in_a_few_rows_is_found():
+    """Only 1 row in 100 has large activations; the answer lies far above the bulk of |x|."""
+    draw = np.random.default_rng(0)
+    rows = 4000
+    features = np.abs(draw.normal(size=(rows, 10)))
+    features[::100] *= 60
+    weight = draw.normal(size=(4, 10))
+    labels = (np.minimum(features, 5) @ weight.T + draw.gumbel(size=(rows, 4))).argmax(1)
+    head = nn.Linear(10, 4, bias=False, device="meta")
+    head.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
+    batch = Batch(None, torch.tensor(labels), torch.tensor(features, dtype=torch.float32))
+    found = FeatureClip().fit(batch, head)
+
+    def score(c):
+        with torch.no_grad():
+            logits = head(batch.features.clamp(-c, c)).double()
+        return float(nn.functional.cross_entropy(logits, batch.labels))
+
+    grid = np.exp(np.linspace(math.log(0.05), math.log(200), 600))
+    lowest = min(score(c) for c in grid)
+    assert not found.report.noop
+    assert score(float(found.threshold)) <= lowest + 1e-6

@@ -1,0 +1,316 @@
+"""The short path, on a small network that is really trained and overconfident by design."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import featcal
+from featcal import (
+    Batch,
+    FeatureClip,
+    InputError,
+    ReliabilityDiagram,
+    Temperature,
+    attach,
+    collect,
+)
+from featcal.core.attach import head_of
+from featcal.core.calibrator import CalibratedHead
+from featcal.metrics import Bins, ece
+
+
+class Net(nn.Module):
+    def __init__(self, d=10, k=4):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(d, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 32)
+        )
+        self.fc = nn.Linear(32, k)
+
+    def forward(self, x):
+        return self.fc(self.body(x).relu())
+
+
+def blobs(n, seed):
+    """Four clouds that overlap, in ten dimensions."""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (n,), generator=draw)
+    centres = torch.randn(4, 10, generator=torch.Generator().manual_seed(99)) * 0.7
+    return centres[labels] + torch.randn(n, 10, generator=draw), labels
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Trained on 200 samples until it knows them by heart."""
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    model, (x, y) = Net(), blobs(200, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(120):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    torch.set_rng_state(state)
+    return model
+
+
+@pytest.fixture
+def model(trained):
+    return copy.deepcopy(trained)
+
+
+@pytest.fixture(scope="module")
+def loader():
+    return DataLoader(TensorDataset(*blobs(2200, 2)), batch_size=128)
+
+
+def nll(model, x, y):
+    model.eval()
+    with torch.no_grad():
+        return float(F.cross_entropy(model(x), y))
+
+
+# --- README 1: calibrate ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["clip | temperature", "temperature", "clip"])
+def test_same_class_same_weights_better_probabilities(model, loader, recipe):
+    model.train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    found = featcal.calibrate(model, loader, recipe)
+    assert type(found) is Net
+    assert isinstance(found.fc, CalibratedHead)
+    assert isinstance(model.fc, nn.Linear)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+    assert found.fc.head.weight is model.fc.weight or found.fc.head is model.fc
+    x, y = blobs(2000, 3)
+    # A clip alone can do nothing for this network beyond not harming it.
+    assert nll(found, x, y) < nll(model, x, y) + (0.01 if recipe == "clip" else -0.05)
+    probs = found(x).softmax(-1)
+    assert torch.allclose(probs.sum(1), torch.ones(2000))
+    assert random.shape == torch.get_rng_state().shape
+
+
+def test_the_default_recipe_and_a_calibrator_as_recipe(model, loader):
+    by_default = featcal.calibrate(model, loader)
+    assert repr(by_default.fc.calibrator) == "clip | temperature"
+    mine = Temperature()
+    by_hand = featcal.calibrate(model, loader, mine)
+    assert by_hand.fc.calibrator is mine
+    assert mine.report is not None
+
+
+def test_the_mode_is_passed_on(model, loader):
+    found = featcal.calibrate(model, loader, mode="sequential")
+    assert found.fc.calibrator.report.mode == "sequential"
+
+
+def test_a_calibrated_model_is_refused_a_second_time(model, loader):
+    once = featcal.calibrate(model, loader, "temperature")
+    with pytest.raises(InputError, match=r"calibrated already|not the model's output"):
+        featcal.calibrate(once, loader, "temperature")
+
+
+def test_a_bad_recipe_costs_no_pass_over_the_data(model):
+    class Never:
+        def __iter__(self):
+            pytest.fail("the loader was read")
+
+    with pytest.raises(InputError, match="no method is called 'nope'"):
+        featcal.calibrate(model, Never(), "nope")
+
+
+@pytest.mark.gpu
+def test_a_model_on_the_gpu_is_calibrated_there(model, loader):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    expected = featcal.calibrate(model, loader, "clip | temperature")
+    x, _ = blobs(50, 5)
+    with torch.no_grad():
+        reference = expected.eval()(x)
+    on_gpu = copy.deepcopy(model).cuda()
+    found = featcal.calibrate(on_gpu, loader, "clip | temperature").eval()
+    with torch.no_grad():
+        logits = found(x.cuda())
+    assert logits.is_cuda
+    torch.testing.assert_close(logits.cpu(), reference, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("rows", "seed"), [(500, 2), (1000, 2), (2200, 2), (2500, 8), (3000, 2)])
+def test_the_clip_of_a_small_trained_network_is_the_best_one(model, rows, seed):
+    """Two valleys: a shallow one where little is clipped, and the true one far below."""
+    (batch,) = collect(model, [blobs(rows, seed)])
+    found = FeatureClip().fit(batch, model.fc)
+
+    def score(c):
+        with torch.no_grad():
+            logits = model.fc(batch.features.clamp(-c, c))
+        return float(F.cross_entropy(logits.double(), batch.labels))
+
+    lowest = min(map(score, torch.logspace(-2, math.log10(30), 400).tolist()))
+    assert score(float(found.threshold)) <= lowest + 1e-4
+
+
+# --- collect ----------------------------------------------------------------------------------
+
+
+def test_collect_keeps_the_very_tensors_and_restores_every_mode(model, loader):
+    model.train()
+    model.body[3].eval()
+    flags = [module.training for module in model.modules()]
+    statistics = model.body[1].running_mean.clone()
+    data = collect(model, loader)
+    assert [module.training for module in model.modules()] == flags
+    assert torch.equal(model.body[1].running_mean, statistics)
+    assert len(model.fc._forward_hooks) == 0
+    assert sum(map(len, data)) == 2200
+    model.eval()
+    x, y = blobs(2200, 2)
+    with torch.no_grad():
+        features = model.body(x).relu()
+        logits = model(x)
+    torch.testing.assert_close(torch.cat([b.features for b in data]), features)
+    torch.testing.assert_close(torch.cat([b.logits for b in data]), logits)
+    assert torch.equal(torch.cat([b.labels for b in data]), y)
+    assert not any(b.logits.requires_grad or b.features.requires_grad for b in data)
+
+
+def test_collect_takes_any_iterable_also_once(model):
+    x, y = blobs(30, 4)
+    data = collect(model, ((x[i : i + 10], y[i : i + 10].tolist()) for i in (0, 10, 20)))
+    assert [len(batch) for batch in data] == [10, 10, 10]
+    assert all(batch.labels.dtype == torch.int64 for batch in data)
+
+
+def test_an_empty_loader_is_refused(model):
+    with pytest.raises(InputError, match="loader is empty"):
+        collect(model, [])
+
+
+def test_a_head_that_is_not_the_output_is_refused(model, loader):
+    with pytest.raises(InputError, match=r"output of 'body\.4' is not the model's output"):
+        collect(model, loader, head="body.4")
+    model.train()
+    with pytest.raises(InputError):
+        collect(model, loader, head="body.0")
+    assert model.training
+    assert len(model.body[0]._forward_hooks) == 0
+
+
+def test_a_model_that_gives_probabilities_is_found_out(model, loader):
+    class Soft(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x).softmax(1)
+
+    with pytest.raises(InputError, match="is not the model's output"):
+        featcal.calibrate(Soft(model), loader)
+
+
+def test_a_head_that_runs_twice_or_never_is_refused(loader):
+    class Twice(Net):
+        def forward(self, x):
+            return super().forward(x) + super().forward(x)
+
+    with pytest.raises(InputError, match="ran 2 times in one forward pass"):
+        collect(Twice(), loader)
+
+    class Never(Net):
+        def forward(self, x):
+            return self.body(x)
+
+    with pytest.raises(InputError, match="ran 0 times in one forward pass"):
+        collect(Never(), loader)
+
+
+# --- README 2, 4, 5 ---------------------------------------------------------------------------
+
+
+def test_the_same_in_parts(model, loader):
+    data = collect(model, loader)
+    calibrator = (FeatureClip() | Temperature()).fit(data, model.fc)
+    assert str(calibrator).startswith("clip | temperature")
+    assert "threshold=" in str(calibrator)
+    found = attach(model, calibrator, head="fc").eval()
+    short = featcal.calibrate(model, loader).eval()
+    x, _ = blobs(50, 5)
+    assert torch.equal(found(x), short(x))
+    assert head_of(model) is model.fc
+
+
+def test_measuring(model, loader):
+    x, y = blobs(2000, 3)
+    model.eval()
+    with torch.no_grad():
+        probs = model(x).softmax(-1)
+    whole = ece(probs, y)
+    assert 0 < whole < 1
+    shards = Bins.of(probs[:700], y[:700]) + Bins.of(probs[700:], y[700:])
+    assert shards.ece == pytest.approx(whole, abs=1e-9)
+    assert ReliabilityDiagram.of(probs, y) is not None
+
+
+def test_keeping(model, loader, tmp_path):
+    calibrator = featcal.calibrate(model, loader).fc.calibrator
+    path = featcal.save(calibrator, tmp_path / "cal.safetensors")
+    again = attach(model, featcal.load(path)).eval()
+    x, _ = blobs(50, 5)
+    assert torch.equal(again(x), attach(model, calibrator).eval()(x))
+
+
+# --- evaluate and compare ---------------------------------------------------------------------
+
+
+def test_evaluate_scores_what_the_model_gives(model, loader):
+    test = collect(model, DataLoader(TensorDataset(*blobs(2000, 3)), batch_size=500))
+    calibrator = featcal.calibrate(model, loader).fc.calibrator
+    found = attach(model, calibrator)
+    x, y = blobs(2000, 3)
+    scores = featcal.evaluate(test, calibrator, model.fc)
+    assert scores.n == 2000
+    assert scores.metrics["nll"] == pytest.approx(nll(found, x, y), abs=1e-5)
+    plain = featcal.evaluate(test, head=model.fc)
+    assert plain.metrics["nll"] == pytest.approx(nll(model, x, y), abs=1e-5)
+    assert scores.metrics["ece"] < plain.metrics["ece"]
+
+
+def test_evaluate_refuses_a_feature_calibrator_without_a_head(model, loader):
+    data = collect(model, loader)
+    calibrator = FeatureClip().fit(data, model.fc)
+    assert math.isfinite(float(calibrator.threshold))
+    with pytest.raises(InputError, match="head"):
+        featcal.evaluate(data, calibrator)
+
+
+def test_evaluate_refuses_a_feature_calibrator_without_features(model, loader):
+    data = collect(model, loader)
+    calibrator = FeatureClip().fit(data, model.fc)
+    bare = [Batch(batch.logits, batch.labels) for batch in data]
+    with pytest.raises(InputError, match="features"):
+        featcal.evaluate(bare, calibrator, model.fc)
+
+
+def test_compare_fits_each_recipe_for_itself(model, loader):
+    fit = collect(model, loader)
+    test = collect(model, DataLoader(TensorDataset(*blobs(2000, 3)), batch_size=500))
+    rows = featcal.compare(fit, test, head=model.fc)
+    assert [row.recipe for row in rows] == ["none", "temperature", "clip", "clip | temperature"]
+    by_name = {row.recipe: row.scores.metrics["nll"] for row in rows}
+    assert by_name["temperature"] < by_name["none"]
+    alone = Temperature().fit(fit, model.fc)
+    scores = featcal.evaluate(test, alone, model.fc)
+    assert by_name["temperature"] == pytest.approx(scores.metrics["nll"], abs=1e-9)
+    assert rows[0].calibrator is None
+    assert rows[3].calibrator.report.mode == "sequential"
