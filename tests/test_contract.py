@@ -18,6 +18,7 @@ from torch import nn
 
 import featcal
 from featcal import METHODS, Batch, InputError, parse
+from featcal.core.batch import CHUNK_ROWS
 from featcal.core.calibrator import CalibratedHead
 
 PIPELINES = [
@@ -310,12 +311,22 @@ class Stream:
 
 
 @every_case
-def test_features_are_streamed_never_gathered(recipe, mode, world, batch, fitted):
+def test_features_are_streamed_never_gathered(recipe, mode):
+    """On data too large for the exact path, which keeps sums of all of it."""
+    generator = torch.Generator().manual_seed(0)
+    head = nn.Linear(48, 8)
+    head.weight.data.copy_(torch.randn(8, 48, generator=generator))
+    head.bias.data.zero_()
+    features = torch.randn(6 * CHUNK_ROWS, 48, generator=generator).relu()
+    with torch.no_grad():
+        logits = head(features)
+    noise = torch.randn(logits.shape, generator=generator) * logits.std()
+    batch = Batch(logits, (logits + noise).argmax(1), features)
     gc.collect()
-    stream = Stream(batch, rows=100)
-    found = parse(recipe).fit(stream, world.head, mode=mode)
-    same_buffers(found, fitted(recipe, mode), rtol=1e-5, atol=0)
-    assert stream.most <= 4, f"{stream.most} of 25 chunks were alive at once"
+    stream = Stream(batch, rows=CHUNK_ROWS)
+    found = parse(recipe).fit(stream, head, mode=mode)
+    assert found.report.loss_after < found.report.loss_before
+    assert stream.most <= 3, f"{stream.most} of 6 chunks were alive at once"
 
 
 @every_recipe

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from featcal.core.attach import attach, head_of
-from featcal.core.calibrator import Calibrator, Mode
+from featcal.core.calibrator import Calibrator
 from featcal.core.spec import parse
+from featcal.core.steps import Mode
 from featcal.data.collect import collect
 
 

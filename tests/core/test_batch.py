@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from featcal.core import batch as module
-from featcal.core.batch import Batch, Chunked, Through, as_data, raw_logits, survey, wide
+from featcal.core.batch import Batch, Chunked, Through, as_data, raw_logits, wide
 from featcal.core.errors import InputError
+from featcal.core.survey import survey
 from featcal.methods import FeatureClip, Temperature
 
 
@@ -62,6 +63,19 @@ def test_chunks_are_bounded_and_lose_no_row():
     (whole,) = Chunked([small], rows=10)
     assert torch.equal(whole.logits, small.logits)
     assert torch.equal(whole.labels, small.labels)
+
+
+def test_short_batches_are_put_together_and_odd_ones_left_apart():
+    features, logits, labels, _ = simple(rows=25)
+    whole = Batch(logits, labels, features)
+    parts = [whole.rows(slice(start, start + 3)) for start in range(0, 25, 3)]
+    chunks = list(Chunked(parts, rows=10))
+    assert [len(chunk) for chunk in chunks] == [9, 9, 7]
+    for name in ("features", "logits", "labels"):
+        together = torch.cat([getattr(chunk, name) for chunk in chunks])
+        assert torch.equal(together, getattr(whole, name))
+    odd = [whole.rows(slice(0, 2)), Batch(logits[2:4], labels[2:4]), whole.rows(slice(4, 6))]
+    assert [len(chunk) for chunk in Chunked(odd, rows=10)] == [2, 2, 2]
 
 
 def test_one_batch_stands_for_a_list_of_one():

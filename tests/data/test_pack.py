@@ -15,9 +15,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from featcal.core.batch import CHUNK_ROWS, Batch, as_data, survey
+from featcal.core.batch import CHUNK_ROWS, Batch, as_data
 from featcal.core.errors import InputError
 from featcal.core.progress import listen
+from featcal.core.survey import survey
 from featcal.data import Pack, write_pack
 from featcal.data import write as write_module
 from featcal.data.layout import _label_dtype

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from featcal import Batch, FeatureClip, parse
-from featcal.methods.clip_search import GAIN, Trial, _picked, choose, quantiles, row_peaks
+from featcal.methods.clip_sample import _picked, quantiles
+from featcal.methods.clip_search import GAIN, choose
+from featcal.methods.clip_trials import Trial, row_peaks
 
 
 def trial(threshold, score, accuracy=0.9):

@@ -18,13 +18,15 @@ from torch import Tensor
 from featcal import io
 from featcal.cli import tables
 from featcal.cli.bar import progress_bar
-from featcal.core.batch import Batch, Head, check_finite, survey
-from featcal.core.calibrator import Calibrator, Mode
+from featcal.core.batch import Batch, Head
+from featcal.core.calibrator import Calibrator
 from featcal.core.disk import check_free, new_file
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.fitting import FitReport
 from featcal.core.progress import tell
 from featcal.core.spec import parse
+from featcal.core.steps import Mode
+from featcal.core.survey import check_finite, survey
 from featcal.data import Pack, PackSplit, import_npz
 from featcal.report import comparison
 from featcal.report.scores import calibrated_logits

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from featcal.core import dist
 from featcal.core.errors import InputError
 
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
@@ -67,27 +66,50 @@ Data = Iterable[Batch]
 
 @dataclass(frozen=True)
 class Chunked:
-    """A view of data in chunks of at most `rows`, each on the device of the head when it comes."""
+    """A view of data in chunks of `rows`: long batches cut, short ones put together.
+
+    A loader's batches of 128 rows would cost more in calls than in arithmetic. Each chunk comes on
+    the device of the head, when that is known.
+    """
 
     data: Data
     device: torch.device | None = None
     rows: int = CHUNK_ROWS
 
     def __iter__(self) -> Iterator[Batch]:
+        waiting: list[Batch] = []
         for batch in self.data:
             if not isinstance(batch, Batch):
                 raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
-            for chunk in self._parts(batch):
-                yield chunk if self.device is None else chunk.to(self.device)
+            full = sum(map(len, waiting)) + len(batch) > self.rows
+            if waiting and (full or _kind(batch) != _kind(waiting[0])):
+                yield from self._chunks(waiting)
+                waiting = []
+            waiting.append(batch)
+        yield from self._chunks(waiting)
 
-    def _parts(self, batch: Batch) -> Iterator[Batch]:
+    def _chunks(self, batches: list[Batch]) -> Iterator[Batch]:
+        if not batches:
+            return
+        batch = batches[0] if len(batches) == 1 else _joined(batches)
         if batch.labels.dtype in SMALL_INTEGERS:
             batch = replace(batch, labels=batch.labels.long())
-        if len(batch) <= self.rows:
-            yield batch
-            return
-        for start in range(0, len(batch), self.rows):
-            yield batch.rows(slice(start, start + self.rows))
+        for start in range(0, max(len(batch), 1), self.rows):
+            part = batch if len(batch) <= self.rows else batch.rows(slice(start, start + self.rows))
+            yield part if self.device is None else part.to(self.device)
+
+
+def _kind(batch: Batch) -> list[object]:
+    """What batches must have in common to be put together."""
+    parts = (batch.features, batch.logits, batch.labels)
+    return [part if part is None else (part.dtype, part.device, part.shape[1:]) for part in parts]
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    first = batches[0]
+    logits = None if first.logits is None else torch.cat([b.logits for b in batches])  # type: ignore[misc]
+    features = None if first.features is None else torch.cat([b.features for b in batches])  # type: ignore[misc]
+    return Batch(logits, torch.cat([b.labels for b in batches]), features)
 
 
 class Through:
@@ -182,141 +204,3 @@ def device_of(head: Head | None) -> torch.device | None:
     """The device of a head's weights; None when it has none to go by."""
     weights = head.parameters() if isinstance(head, nn.Module) else iter(())
     return next((weight.device for weight in weights), None)
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What one look at the data tells."""
-
-    rows: int
-    classes: int
-    width: int  # features a row, 0 when there are only logits
-    device: torch.device
-
-    @property
-    def work(self) -> int:
-        """Numbers one pass handles, with 256 multiplications of the head counted as one."""
-        return self.rows * self.classes * max(self.width // 256, 1)
-
-
-def survey(data: Data, head: Head | None) -> Facts:
-    """Reads all data once and refuses what cannot be fitted, by name, row and value."""
-    rows, classes, width, device = 0, 0, 0, torch.device("cpu")
-    first: Batch | None = None
-    for batch in data:
-        if rows == 0 and len(batch):
-            classes, device = _classes(batch, head), batch.labels.device
-            width = 0 if batch.features is None else batch.features.shape[-1]
-            first = batch
-        check_batch(batch, classes=classes, first_row=rows)
-        if first is not None and len(batch):
-            _check_alike(batch, first, rows)
-        rows += len(batch)
-    rows = int(dist.total(torch.tensor(rows)))
-    if rows == 0:
-        raise InputError("data is empty: a fit needs at least one labelled row")
-    classes, width = dist.largest(torch.tensor([classes, width])).tolist()
-    return Facts(rows, classes, width, device)
-
-
-def _check_alike(batch: Batch, first: Batch, row: int) -> None:
-    """Every batch must hold what the first one holds, in the same width."""
-    for name in ("features", "logits"):
-        one, other = getattr(first, name), getattr(batch, name)
-        widths = ["no" if values is None else str(values.shape[1]) for values in (one, other)]
-        if widths[0] != widths[1]:
-            raise InputError(
-                f"the batch from row {row} on has {widths[1]} {name} a row and the first batch has "
-                f"{widths[0]}: give every batch the same"
-            )
-
-
-def _classes(batch: Batch, head: Head | None) -> int:
-    """The number of classes, from the stored logits or from one row through the head."""
-    if batch.features is None and batch.logits is None:
-        raise InputError("the batch has neither logits nor features: give one of them")
-    if head is not None and batch.features is not None:
-        return _checked_head(batch.rows(slice(0, 64)), head)
-    if batch.logits is None:
-        raise InputError("the batch has features but no logits: pass the classifier head")
-    return batch.logits.shape[-1]
-
-
-@torch.no_grad()
-def _checked_head(batch: Batch, head: Head) -> int:
-    """Runs a few rows through the head: does it fit, and are its logits the stored ones?"""
-    assert batch.features is not None
-    try:
-        logits = head(batch.features)
-    except RuntimeError as error:
-        raise InputError(
-            f"head does not accept features of shape {tuple(batch.features.shape)} and type "
-            f"{batch.features.dtype}: {str(error).splitlines()[0]}"
-        ) from error
-    if logits.ndim != 2 or len(logits) != len(batch):
-        raise InputError(
-            f"head returned shape {tuple(logits.shape)} for {len(batch)} rows: it must return "
-            "(rows, classes)"
-        )
-    if batch.logits is not None:
-        check_same(logits, batch.logits)
-    return logits.shape[1]
-
-
-def check_same(logits: Tensor, stored: Tensor) -> None:
-    """Refuses stored logits that are not those the head gives."""
-    if logits.shape != stored.shape:
-        raise InputError(
-            f"head gives {logits.shape[1]} classes and the stored logits have {stored.shape[-1]}: "
-            "this is not the head that made them"
-        )
-    narrow = min(logits.dtype.itemsize, stored.dtype.itemsize) < 4
-    allowed = (0.05 if narrow else 1e-3) * (1 + float(stored.abs().max()))
-    gap = float((logits.double() - stored.double()).abs().max())
-    if gap > allowed:
-        raise InputError(
-            f"head(features) differs from the stored logits by {gap:.3g}: this is not the head "
-            "that made them, or something stands between features and head (a missing ReLU, "
-            "active dropout)"
-        )
-
-
-def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
-    """Refuses shapes, labels and values no fit can use; rows are counted from `first_row`."""
-    if batch.features is None and batch.logits is None:
-        raise InputError("the batch has neither logits nor features: give one of them")
-    labels = batch.labels
-    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise InputError(
-            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}: "
-            "they must be one integer a row"
-        )
-    for name, values in (("features", batch.features), ("logits", batch.logits)):
-        if values is None:
-            continue
-        if values.ndim != 2 or len(values) != len(labels) or not values.is_floating_point():
-            raise InputError(
-                f"{name} have shape {tuple(values.shape)} and type {values.dtype}: "
-                f"they must be floating point, ({len(labels)}, ...), one row a label"
-            )
-        # A finite sum proves finite terms, and costs one read instead of three.
-        if not bool(torch.isfinite(values.sum(dtype=torch.float64))):
-            _refuse(name, ~torch.isfinite(values).all(1), first_row, "NaN or infinite", "remove")
-    _refuse("labels", (labels < 0) | (labels >= classes), first_row, f"outside 0..{classes - 1}")
-
-
-def check_finite(data: Data, name: str = "the head's logits", *, first_row: int = 0) -> None:
-    """Refuses logits that are not finite, as a head makes them of finite but huge features."""
-    row = first_row
-    for batch in data:
-        bad = ~torch.isfinite(stored_logits(batch)).all(1)
-        _refuse(name, bad, row, "NaN or infinite", "remove or rescale")
-        row += len(batch)
-
-
-def _refuse(name: str, bad: Tensor, first_row: int, what: str, remedy: str = "correct") -> None:
-    rows = (bad.nonzero().flatten() + first_row).tolist()
-    if rows:
-        shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        which = f"row {shown}" if len(rows) == 1 else f"{len(rows)} rows ({shown})"
-        raise InputError(f"{name} are {what} in {which}: {remedy} them first")

@@ -2,48 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import (
-    Batch,
-    Data,
-    Head,
-    Through,
-    as_data,
-    check_finite,
-    raw_logits,
-    stored_logits,
-    survey,
-    wide,
-)
+from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits, wide
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.fitting import (
     Counted,
     FitReport,
     Problem,
-    Stepped,
     StepReport,
     evaluating,
-    rows_asked,
 )
 from featcal.core.loss import Loss, measure, nll
+from featcal.core.steps import MODES, Mode, run_steps
+from featcal.core.survey import check_finite, survey
 from featcal.core.threads import calm
-
-Mode = Literal["joint", "sequential"]
-MODES: tuple[Mode, ...] = ("joint", "sequential")
 
 METHODS: dict[str, type[Calibrator]] = {}
 
@@ -190,42 +174,6 @@ def _short(values: Tensor) -> str:
     return f"{float(values):.4g}" if values.numel() == 1 else f"tensor{tuple(values.shape)}"
 
 
-def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[StepReport]:
-    """Fits steps in reading order, each on the head the steps before it left.
-
-    Joint fitting hands a step the later ones, to be refitted for every value it tries: the search
-    over its own values then sees the loss of the whole pipeline, and no alternation is needed.
-    """
-    reports: list[StepReport] = []
-    counted = 0  # the pass for the network's own logits counts with the first step
-    for done, step in enumerate(steps):
-        later = chain(steps[done + 1 :]) if steps[done + 1 :] else None
-        then = copy.deepcopy(later) if mode == "joint" else None
-        started = perf_counter()
-        learned = step.learn(replace(problem, then=then))
-        passes = math.ceil((rows_asked(problem.head) - counted) / problem.facts.rows)
-        counted, spent = rows_asked(problem.head), perf_counter() - started
-        reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
-        problem = after(problem, step, later)
-    return reports
-
-
-def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -> Problem:
-    """The problem the later steps see: the head with this step on it."""
-    head = None if problem.head is None else Stepped(step, problem.head)
-    keep_features = later is not None and later.needs_features
-    if head is not None and step.needs_features:
-        data = Through(problem.source, head.of_batch, features=keep_features)
-    else:
-        data = Through(problem.data, partial(_on_logits, step), features=keep_features)
-    return replace(problem, data=data, head=head)
-
-
-def _on_logits(step: Calibrator, batch: Batch) -> Tensor:
-    """What a step that needs no features makes of the logits at hand."""
-    return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
-
-
 class FeatureMap(Calibrator):
     """Acts on features, before the head."""
 
@@ -295,11 +243,6 @@ class Pipeline(Calibrator):
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.steps_in_order()))
-
-
-def chain(steps: list[Calibrator]) -> Calibrator:
-    """Several steps as one calibrator; one step as itself."""
-    return steps[0] if len(steps) == 1 else Pipeline(*steps)
 
 
 @final

@@ -10,6 +10,7 @@ from pathlib import Path
 from featcal.core.errors import InputError
 
 OVERWRITE = "choose another name, or overwrite it (--force, overwrite=True)"
+REMOVE = "choose another name, or remove it first"  # a folder is never replaced
 
 
 def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
@@ -55,7 +56,7 @@ def _umask() -> int:
 @contextmanager
 def new_folder(path: Path | str) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; on success it is renamed to `path`, else removed."""
-    path = check_free(path, remedy="choose another name, or remove it first")
+    path = check_free(path, remedy=REMOVE)
     folder = _temporary_folder(path)
     try:
         folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others

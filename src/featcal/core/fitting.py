@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Facts, Head, Through
+from featcal.core.batch import Batch, Data, Head, Through
 from featcal.core.loss import Loss
+from featcal.core.survey import Facts
 
 if TYPE_CHECKING:
     from featcal.core.calibrator import Calibrator

@@ -9,8 +9,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Batch, Data, check_batch, check_same
+from featcal.core.batch import Batch, Data
 from featcal.core.errors import InputError
+from featcal.core.survey import check_batch, check_same
 from featcal.data.manifest import FLOATS, INTEGERS
 
 HeadLike = nn.Linear | tuple[Tensor, Tensor | None]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from featcal.core.batch import Batch
-from featcal.core.disk import check_free
+from featcal.core.disk import REMOVE, check_free
 from featcal.core.errors import InputError
 from featcal.data.pack import Pack
 from featcal.data.write import write_pack
@@ -38,7 +38,7 @@ def import_npz(file: Path | str, out: Path | str) -> Pack:
         InputError: for a file or an array that cannot be used; nothing is left under `out`.
     """
     file = Path(file)
-    check_free(out)
+    check_free(out, remedy=REMOVE)
     with _opened(file) as arrays, _naming(file):
         meta = arrays.meta()
         return write_pack(

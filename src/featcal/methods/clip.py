@@ -14,7 +14,8 @@ from featcal.core.calibrator import FeatureMap
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
 from featcal.core.loss import CRITERIA, accuracy, confidence, measure
-from featcal.methods.clip_search import Search, Trial, published_grid, search
+from featcal.methods.clip_search import Search, published_grid, search
+from featcal.methods.clip_trials import Trial
 
 SHARE = 0.99  # the accuracy guard of the published code
 

@@ -107,10 +107,14 @@ class Path:
     For data so small that the sums fit into memory; building them costs one pass of the head.
     """
 
-    def __init__(self, data: Data, head: Counted) -> None:
+    def __init__(self, data: Data, head: Counted, *, features: bool = False) -> None:
         layer = linear(head)
         assert layer is not None
-        self.parts = [(batch, *_prefix_sums(batch, layer.weight.detach())) for batch in data]
+        weight = layer.weight.detach()
+        self.parts = [
+            (Batch(None, b.labels, b.features if features else None), *_prefix_sums(b, weight))
+            for b in data
+        ]
         self.bias = 0.0 if layer.bias is None else layer.bias.detach()
         head.rows += sum(len(part[0]) for part in self.parts)
 
@@ -130,7 +134,8 @@ class Path:
 
     def _logits(self, threshold: float, size: Tensor, whole: Tensor, cut: Tensor) -> Tensor:
         row = torch.arange(len(size), device=size.device)
-        kept = (size <= threshold).sum(1)
+        edge = torch.full((len(size), 1), threshold, dtype=size.dtype, device=size.device)
+        kept = torch.searchsorted(size, edge, right=True)[:, 0]
         beyond = 0.0 if threshold == float("inf") else threshold * cut[row, kept]
         return (whole[row, kept] + beyond + self.bias).float()
 

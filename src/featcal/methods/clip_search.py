@@ -6,8 +6,8 @@ comes before the local one:
 1. The far end is scanned exactly on all rows. A threshold touches only the rows whose largest
    activation exceeds it, and thresholds that touch 1/8, 1/32, ... of the rows cost a sixth of a
    pass together. c = inf, the identity, is the last of them and costs nothing.
-2. A scan over quantiles of |x| on few rows finds the valley, and a closer look on more rows its
-   shape: two passes' worth.
+2. A scan on a sample of the rows finds the valleys and the shape of the deepest one
+   (`clip_sample`): about two and a half passes' worth. All rows are asked about each valley.
 3. A walk over log c on all rows corrects that shape by a polynomial through the points it has
    seen: about four passes.
 4. With a linear head, dz/dc gives the exact logits all around the walk's end for two more passes
@@ -19,41 +19,29 @@ Small data with a linear head needs no walk: every threshold is looked at (`clip
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count, product
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Through, stored_logits, wide
 from featcal.core.fitting import Counted, Problem, rows_asked
-from featcal.core.loss import Loss, accuracy, measure
+from featcal.core.loss import Loss
 from featcal.core.progress import tell, track
-from featcal.core.solve import Point, Shape, Walk, best_of, fitted_shape, flat, refine, vertex
+from featcal.core.solve import Point, Walk, best_of, flat, refine
 from featcal.methods.clip_linear import Path, Window
+from featcal.methods.clip_sample import quantiles, smallest_scale, valley
+from featcal.methods.clip_trials import Trial, Trials, row_peaks
 
 PASSES = 10  # of the head over all rows, part passes counted in
-COARSE_SHARE, COARSE_POINTS = 0.065, 14
-CLOSER_SHARE, OFFSETS = 0.2, np.linspace(-0.45, 0.45, 7)
-FEWEST, MOST = 64, 4096  # rows of a sample: fewer tell too little, more tell a scan nothing new
 ENOUGH = 2048  # rows from which on samples can be trusted
+CHEAP = 2**22  # n d k up to which looking everywhere costs less than thinking
 GAIN = 1e-7  # a smaller gain over c = inf is rounding, not clipping
 WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One threshold: the criterion, the fit's loss and the accuracy it gives."""
-
-    threshold: float
-    score: float
-    loss: float
-    accuracy: float
 
 
 @dataclass(frozen=True)
@@ -64,101 +52,6 @@ class Search:
     before: Trial
     converged: bool
     evaluations: int
-
-
-class Clipped:
-    """The data with features clipped at c: rows that c does not touch keep their logits."""
-
-    def __init__(self, problem: Problem, peaks: list[Tensor], threshold: float) -> None:
-        self.problem, self.peaks, self.threshold = problem, peaks, threshold
-
-    def __iter__(self) -> Iterator[Batch]:
-        for peaks, batch in zip(self.peaks, self.problem.data, strict=True):
-            yield replace(batch, logits=self._logits(batch, peaks > self.threshold))
-
-    def _logits(self, batch: Batch, touched: Tensor) -> Tensor:
-        share = float(touched.sum()) / max(len(batch), 1)
-        if share == 0:
-            return stored_logits(batch)
-        if share > 0.7:  # picking rows would cost more than it saves
-            return self._head(batch)
-        logits = stored_logits(batch).clone()
-        logits[touched] = self._head(batch.rows(touched)).to(logits.dtype)
-        return logits
-
-    def _head(self, batch: Batch) -> Tensor:
-        assert self.problem.head is not None
-        assert batch.features is not None
-        return wide(self.problem.head(batch.features.clamp(-self.threshold, self.threshold)))
-
-
-class Trials:
-    """Tries thresholds and remembers them; later steps are refitted where fitting is joint.
-
-    An argmax costs as much as the loss itself, so the accuracy is left out (NaN) where nobody asks.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        criterion: Loss,
-        view: Callable[[float], Data],
-        *,
-        accuracy: bool = True,
-    ) -> None:
-        self.problem, self.criterion, self.view = problem, criterion, view
-        self.accuracy = accuracy
-        self.seen: list[Trial] = []
-
-    @classmethod
-    def by_head(
-        cls,
-        problem: Problem,
-        criterion: Loss,
-        peaks: list[Tensor] | None = None,
-        *,
-        accuracy: bool = True,
-    ) -> Trials:
-        """Trials whose logits come from the head."""
-        peaks = [row_peaks(batch) for batch in problem.data] if peaks is None else peaks
-        return cls(problem, criterion, lambda c: Clipped(problem, peaks, c), accuracy=accuracy)
-
-    def at(self, threshold: float) -> Trial:
-        """Tries one threshold, rounded to float32 as the fitted buffer will hold it."""
-        threshold = float(np.float32(threshold))
-        data = self._data(threshold)
-        losses = dict.fromkeys([self.criterion, self.problem.loss])
-        if self.accuracy:
-            losses[accuracy] = None
-        values = dict(zip(losses, measure(data, *losses), strict=True))
-        score, loss = values[self.criterion], values[self.problem.loss]
-        self.seen.append(Trial(threshold, score, loss, values.get(accuracy, math.nan)))
-        return self.seen[-1]
-
-    def complete(self, trial: Trial) -> Trial:
-        """The same trial with its accuracy."""
-        return replace(trial, accuracy=measure(self._data(trial.threshold), accuracy)[0])
-
-    def _data(self, threshold: float) -> Data:
-        data = self.view(threshold)
-        return data if self.problem.then is None else self._refitted(data)
-
-    def point(self, log_threshold: float) -> Point:
-        """The criterion at a threshold, both as the walk wants them."""
-        return Point(log_threshold, self.at(math.exp(log_threshold)).score)
-
-    def _refitted(self, clipped: Data) -> Data:
-        then = self.problem.then
-        assert then is not None
-        view = Through(clipped, stored_logits, features=then.needs_features)
-        then.learn(replace(self.problem, data=view, then=None))
-        return Through(view, lambda batch: then(batch.features, lambda _: stored_logits(batch)))
-
-
-def row_peaks(batch: Batch) -> Tensor:
-    """The largest activation of each row, in absolute value."""
-    assert batch.features is not None
-    return batch.features.abs().amax(1)
 
 
 def search(problem: Problem, criterion: Loss, guard: float) -> Search:
@@ -187,12 +80,18 @@ def look_around(
     """The far end, the valley of a sample, a walk on all rows, and a window around its end."""
     before, top = trials.seen[0], math.log(float(dist.largest(peaks.max())))
     ends = [trials.point(log_c) for log_c in track("clip: far end", far_end(peaks, problem))]
+    window = Window.fits(problem)
     found = valley(problem, trials.criterion)
     starts = [trials.point(min(log_c, top)) for log_c in (found.floor, *found.others)]
+    for log_c in found.rest:  # while all rows agree with none of what the sample likes
+        helps = best_of([*starts, *ends]).score < before.score - GAIN
+        if helps or evaluations(problem, window) < 2:
+            break
+        if min(abs(log_c - start.at) for start in starts) > 0.2:
+            starts.append(trials.point(min(log_c, top)))
     known, shape = starts[:1], found.shape
     if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
         known, shape = sorted({*starts, *ends, Point(top, before.score)}), flat
-    window = Window.fits(problem)
     walk = Walk(found.low, top, evaluations(problem, window), ROUGH if window else FINE, shape)
     _, settled = refine(told(trials, walk.evaluations), known, walk)
     best = choose(trials.seen, before, 0)
@@ -243,8 +142,10 @@ def look_closely(
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether a sample would be too small to trust, and the whole path cheap enough to build."""
-    return problem.facts.rows < ENOUGH and Path.fits(problem)
+    """Whether the whole path can be built: it is cheap, or a sample would be too small to trust."""
+    facts = problem.facts
+    cheap = facts.rows * facts.width * facts.classes <= CHEAP
+    return (cheap or facts.rows < ENOUGH) and Path.fits(problem)
 
 
 def look_everywhere(
@@ -252,10 +153,16 @@ def look_everywhere(
 ) -> tuple[list[Trial], bool]:
     """All thresholds on a fine log grid, then ever finer around the best three that are allowed."""
     assert isinstance(problem.head, Counted)
-    path = Trials(problem, trials.criterion, Path(problem.source, problem.head).at)
+    then = problem.then
+    features = then is not None and then.needs_features
+    path = Trials(
+        problem, trials.criterion, Path(problem.source, problem.head, features=features).at
+    )
     floor = guard * trials.seen[0].accuracy
     low, high = smallest_scale(problem) - math.log(64), math.log(float(dist.largest(peaks.max())))
-    grid = np.linspace(low, high, 1200 if problem.then is None else 240)
+    # The fewer the rows, the rougher NLL(c); and every point of a joint fit is a fit of its own.
+    points = (1200 if problem.facts.rows < 512 else 400) // (1 if then is None else 4)
+    grid = np.linspace(low, high, points)
     step = float(grid[1] - grid[0])
     for log_c in track("clip: every threshold", grid.tolist()):
         path.point(log_c)
@@ -293,110 +200,6 @@ def far_end(peaks: Tensor, problem: Problem) -> list[float]:
     shares = np.array([0.5**j for j in range(3, math.floor(math.log2(len(peaks))) + 1, 2)])
     peak = float(peaks.max())
     return sorted({math.log(value) for value in quantiles(peaks, shares) if 0 < value < peak})
-
-
-def quantiles(values: Tensor, tail: NDArray[np.float64]) -> list[float]:
-    """The values that these shares of all values exceed."""
-    thinned = values[:: max(len(values) // 2**18, 1)]  # torch.quantile sorts, and has a size limit
-    found: list[float] = torch.quantile(thinned, torch.from_numpy(1 - tail).to(thinned)).tolist()
-    return found
-
-
-@dataclass(frozen=True)
-class Valley:
-    """What samples of the rows say, in logarithms of the threshold.
-
-    Attributes:
-        floor: where the deepest valley has its floor.
-        others: where further valleys lie, the deepest two.
-        low: the lowest threshold to consider.
-        shape: what the deepest valley looks like.
-    """
-
-    floor: float
-    others: list[float]
-    low: float
-    shape: Shape
-
-
-def valley(problem: Problem, criterion: Loss) -> Valley:
-    """A scan on few rows, and a closer look on more rows where it is lowest."""
-    part = sample(problem, COARSE_SHARE)
-    trials = Trials.by_head(part, criterion, accuracy=False)
-    candidates = spread_candidates(part, COARSE_POINTS)
-    coarse = [Point(math.log(c), trials.at(c).loss) for c in track("clip: scan", candidates)]
-    trials = Trials.by_head(sample(problem, CLOSER_SHARE), criterion, accuracy=False)
-    around: list[Point] = []
-    centre = vertex(coarse)
-    for _ in range(2):  # the second time only if the first look missed the floor
-        missing = [u for u in centre + OFFSETS if all(abs(u - p.at) > 0.1 for p in around)]
-        look = track("clip: valley", missing)
-        around += [Point(u, trials.at(math.exp(u)).loss) for u in look]
-        centre = best_of(around).at
-        if min(around).at < centre < max(around).at:
-            break
-    near = sorted(point for point in around if abs(point.at - centre) <= 0.7)
-    shape = fitted_shape(near)
-    grid = np.linspace(near[0].at, near[-1].at, 501)
-    floor = float(grid[shape(grid).argmin()])
-    others = [point.at for point in valleys(coarse) if abs(point.at - floor) > 0.6]
-    return Valley(floor, others[:2], min(coarse).at - math.log(64), shape)
-
-
-def valleys(points: list[Point]) -> list[Point]:
-    """The points lower than both of their neighbours, the lowest first."""
-    middle = zip(points, points[1:], points[2:], strict=False)
-    return sorted((b for a, b, c in middle if b.score < min(a.score, c.score)), key=by_score)
-
-
-def by_score(point: Point) -> float:
-    """The score, to sort by."""
-    return point.score
-
-
-def sample(problem: Problem, share: float) -> Problem:
-    """The problem on a share of the rows, held in memory.
-
-    Rows are picked by their content, so that neither the order of the rows nor their split into
-    batches or ranks changes the sample.
-    """
-    rows = problem.facts.rows
-    share = min(max(share, FEWEST / rows), MOST / rows, 1.0)
-    parts = [batch.rows(_picked(batch, share)) for batch in problem.data]
-    if not dist.total(torch.tensor(sum(map(len, parts)))):  # few rows, and none of them picked
-        parts = list(problem.data)
-    return replace(problem, source=parts, data=Through(parts, stored_logits))
-
-
-def _picked(batch: Batch, share: float) -> Tensor:
-    assert batch.features is not None
-    bits = batch.features.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64)
-    mixed = bits * -7046029254386353131  # Fibonacci hashing: the high bits come out well mixed
-    return ((mixed >> 32) & 0xFFFFFFFF) < share * 2**32
-
-
-def activation_sizes(problem: Problem) -> Tensor:
-    """The sizes of the activations that are not zero, thinned out where there are very many."""
-    parts = [batch.features for batch in problem.data if batch.features is not None]
-    sizes = torch.cat([part.abs().flatten() for part in parts] or [torch.zeros(0)])
-    sizes = sizes[sizes > 0]
-    sizes = dist.gather(sizes[:: max(len(sizes) // 2**17, 1)].double())
-    # A sample of silent rows has no scale: any will do, since the far end knows the truth.
-    return sizes if len(sizes) else torch.ones(1, dtype=torch.float64)
-
-
-def smallest_scale(problem: Problem) -> float:
-    """The logarithm of the threshold that clips 4/5 of the activations."""
-    return math.log(quantiles(activation_sizes(problem), np.array([0.8]))[0])
-
-
-def spread_candidates(problem: Problem, points: int) -> list[float]:
-    """Thresholds from those that clip 4/5 of the activations to where the far end takes over."""
-    shares = np.geomspace(0.8, 0.25 / problem.facts.width, points // 2)
-    upper = quantiles(activation_sizes(problem), shares)
-    # Steps of equal share where the activations lie, and of equal ratio across any gap in them.
-    even = np.geomspace(upper[0], upper[-1], points - len(upper))[1:-1].tolist()
-    return sorted({c for c in [upper[0] / 16, upper[0] / 4, *upper, *even] if c > 0})
 
 
 def published_grid(problem: Problem, criterion: Loss, guard: float) -> Search:

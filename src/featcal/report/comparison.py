@@ -9,10 +9,11 @@ from time import perf_counter
 from typing import Any, final
 
 from featcal.core.batch import Batch, Data, Head
-from featcal.core.calibrator import Calibrator, Mode
+from featcal.core.calibrator import Calibrator
 from featcal.core.errors import CalibrationWarning
 from featcal.core.progress import track
 from featcal.core.spec import parse
+from featcal.core.steps import Mode
 from featcal.report.scores import Scores, evaluate
 
 NONE = "none"  # the recipe that leaves the network as it is

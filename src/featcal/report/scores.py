@@ -8,10 +8,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, survey, wide
+from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating, plain
+from featcal.core.survey import survey
 from featcal.core.threads import calm
 from featcal.metrics import (
     Bins,
