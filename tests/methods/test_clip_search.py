@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from featcal import Batch, FeatureClip, parse
+from featcal.methods import clip_search
 from featcal.methods.clip_sample import _picked, quantiles
 from featcal.methods.clip_search import GAIN, choose
 from featcal.methods.clip_trials import Trial, row_peaks
@@ -120,3 +121,70 @@ def test_a_valley_hidden_in_a_few_rows_is_found():
     lowest = min(score(c) for c in grid)
     assert not found.report.noop
     assert score(float(found.threshold)) <= lowest + 1e-6
+
+
+# --- the walk, where looking everywhere would be too dear ---------------------------------------
+
+
+@pytest.fixture
+def walking(monkeypatch):
+    """Small problems are looked at everywhere; this sends them the way of large ones."""
+    monkeypatch.setattr(clip_search, "CHEAP", 0)
+
+
+def nll_at(world, c):
+    with torch.no_grad():
+        logits = world.head(world.features.clamp(-c, c)).double()
+    return float(torch.nn.functional.cross_entropy(logits, world.labels))
+
+
+def accuracy_at(world, c):
+    with torch.no_grad():
+        logits = world.head(world.features.clamp(-c, c))
+    return float((logits.argmax(1) == world.labels).double().mean())
+
+
+WORLDS = [
+    {"n": 2100, "d": 24, "k": 5},
+    {"n": 3000, "d": 24, "k": 5, "signed": True},
+    {"n": 4000, "d": 64, "k": 10, "seed": 3},
+    {"n": 2500, "d": 16, "k": 4, "knee": 0.6, "seed": 1},
+    {"n": 2500, "d": 16, "k": 4, "knee": 4.0, "seed": 2},
+    {"n": 3000, "d": 24, "k": 5, "heat": 3.0, "seed": 4},
+    {"n": 3000, "d": 16, "k": 4, "knee": 1e9, "heat": 0.5},  # hardly anything to gain
+]
+
+
+@pytest.mark.parametrize("size", WORLDS, ids=str)
+def test_the_walk_ends_at_the_best_of_a_fine_grid(made, walking, size):
+    world = made(**size)
+    found = FeatureClip().fit(Batch(None, world.labels, world.features), world.head)
+    (step,) = found.report.steps
+    assert step.head_passes <= 10
+    top = float(world.features.abs().max())
+    best = min(nll_at(world, c) for c in np.geomspace(top / 1000, top, 700))
+    # The fewer the rows, the rougher NLL(c): a finer grid would find a few millionths more.
+    assert nll_at(world, float(found.threshold)) <= best + 1e-5
+
+
+@pytest.mark.parametrize("share", [0.95, 0.99, 1.0])
+def test_a_guard_that_binds_ends_on_the_allowed_side(made, walking, share):
+    world = made(n=3000, d=16, k=4, knee=1e9, heat=3.0)
+    found = FeatureClip(min_accuracy=share).fit(
+        Batch(None, world.labels, world.features), world.head
+    )
+    (step,) = found.report.steps
+    c = float(found.threshold)
+    assert step.head_passes <= 10
+    assert accuracy_at(world, c) >= share * accuracy_at(world, math.inf)
+    assert nll_at(world, c) <= nll_at(world, math.inf)
+    assert step.details["accuracy_after"] == pytest.approx(accuracy_at(world, c))
+
+
+def test_a_pipeline_is_searched_jointly_within_ten_passes(made, walking):
+    world = made(n=3000, d=24, k=5, heat=3.0, seed=4)
+    batch = Batch(None, world.labels, world.features)
+    joint = parse("clip | temperature").fit(batch, world.head)
+    greedy = parse("clip | temperature").fit(batch, world.head, mode="sequential")
+    assert joint.report.steps[0].head_passes <= 10
+    assert joint.report.loss_after <= greedy.report.loss_after + 1e-6

@@ -27,7 +27,7 @@ from featcal.core.fitting import (
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.steps import MODES, Mode, run_steps
 from featcal.core.survey import check_finite, survey
-from featcal.core.threads import calm
+from featcal.core.threads import FEW_LARGE, calm
 
 METHODS: dict[str, type[Calibrator]] = {}
 
@@ -98,7 +98,7 @@ class Calibrator(nn.Module, ABC):
             counted = None if head is None else Counted(head)
             raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
             problem = Problem(data, raw, counted, loss, facts)
-            with calm(facts.work):
+            with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
                 if not math.isfinite(before):
                     check_finite(raw)

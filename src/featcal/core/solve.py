@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 STEP = 0.15  # the first step away from a starting point, in log units: about 15 %
-REACH = 0.4  # the longest step
+REACH, BEYOND = 0.4, 0.25  # the longest step between known points, and past the last of them
 
 
 Array = NDArray[np.float64]
@@ -119,8 +119,8 @@ def next_point(points: list[Point], walk: Walk) -> float | None:
     right = min((p.at for p in points if p.at > best.at), default=None)
     if len(points) < (2 if walk.shape is not flat else 3):
         return _first_steps(best.at, left, right, walk)
-    low = max(walk.low, best.at - REACH, -math.inf if left is None else left)
-    high = min(walk.high, best.at + REACH, math.inf if right is None else right)
+    low = max(walk.low, best.at - BEYOND if left is None else max(left, best.at - REACH))
+    high = min(walk.high, best.at + BEYOND if right is None else min(right, best.at + REACH))
     near = sorted(points, key=lambda point: abs(point.at - best.at))[:4]
     target = model_minimum(near, low, high, walk.shape)
     if best.score - target.score < walk.tolerance:

@@ -105,7 +105,6 @@ class FeatureClip(FeatureMap):
                 "clipped_share": clipped,
                 "rows_touched": touched,
                 "fitted_with": None if problem.then is None else repr(problem.then),
-                "evaluations": found.evaluations,
             },
         )
 
@@ -119,11 +118,12 @@ def clipped_share(data: Data, threshold: float) -> tuple[float, float]:
     sums = torch.zeros(4, dtype=torch.float64)
     for batch in data:
         assert batch.features is not None
-        beyond = batch.features.abs() > threshold
-        counts = (beyond.sum(), beyond.any(1).sum(), beyond.numel(), len(beyond))
+        sizes = batch.features.abs()
+        clipped, touched = (sizes > threshold).count_nonzero(), sizes.amax(1) > threshold
+        counts = (clipped, touched.sum(), sizes.numel(), len(batch))
         sums += torch.tensor([float(count) for count in counts], dtype=torch.float64)
-    clipped, touched, activations, rows = dist.total(sums).tolist()
-    return clipped / activations, touched / rows
+    beyond, rows_beyond, activations, rows = dist.total(sums).tolist()
+    return beyond / activations, rows_beyond / rows
 
 
 def _why_noop(sure: float, right: float, problem: Problem) -> str:

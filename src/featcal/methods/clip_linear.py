@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, wide
+from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, stored_logits
 from featcal.core.fitting import Counted, Problem
 
 SMALL = 2**24  # n d k up to which the whole path is kept: 256 MiB in float64
@@ -42,18 +42,24 @@ class _Near:
 
 @final
 class Window:
-    """The exact logits of every threshold near c0, for two products of the head's size.
+    """The exact logits of every threshold near c0, for one product of the head's size.
 
-    dz/dc = W s, with s = sign(x) where |x| > c0, moves all clipped units together; only the few
-    units with |x| inside the window need a correction. NLL(c) is rough on the scale of single
-    units, so that no smooth model of it finds its lowest point: looking at all of it does.
+    Given the logits at c0, dz/dc = W s, with s = sign(x) where |x| > c0, moves all clipped units
+    together; only the few units with |x| inside the window need a correction. NLL(c) is rough on
+    the scale of single units, so that no smooth model of it finds its lowest point: looking at all
+    of it does.
     """
 
-    def __init__(self, problem: Problem, centre: float, *, low: float, high: float) -> None:
+    def __init__(
+        self, problem: Problem, centre: float, at_centre: Data, *, low: float, high: float
+    ) -> None:
         layer = linear(problem.head)
         assert layer is not None
         self.centre, self.directions = centre, layer.weight.detach().T.contiguous()
-        self.parts = [_near(batch, problem.head, centre, low, high) for batch in problem.source]
+        self.parts = [
+            _near(batch, stored_logits(there), problem.head, (low, centre, high))
+            for batch, there in zip(problem.source, at_centre, strict=True)
+        ]
 
     @staticmethod
     def fits(problem: Problem) -> bool:
@@ -84,18 +90,20 @@ class Window:
         return corrected
 
 
-def _near(batch: Batch, head: Head | None, centre: float, low: float, high: float) -> _Near:
+def _near(
+    batch: Batch, logits: Tensor, head: Head | None, places: tuple[float, float, float]
+) -> _Near:
+    low, centre, high = places
     layer = linear(head)
     assert layer is not None
     assert batch.features is not None
     assert isinstance(head, Counted)
     weight = layer.weight.detach()
     features = batch.features.to(weight.dtype)
+    slope = (features - features.clamp(-centre, centre)).sign_() @ weight.T
+    head.rows += len(features)  # the slope is a product of the head's size
     size = features.abs()
-    slope = torch.where(size > centre, features.sign(), 0.0) @ weight.T
-    head.rows += len(features)  # the slope is a second product of the head's size
-    row, unit = ((size > low) & (size < high)).nonzero(as_tuple=True)
-    logits = wide(head(features.clamp(-centre, centre)))
+    row, unit = ((size - (low + high) / 2).abs_() < (high - low) / 2).nonzero(as_tuple=True)
     sign = features[row, unit].sign()
     return _Near(batch.labels, logits, slope, row, unit, size[row, unit], sign)
 

@@ -16,9 +16,10 @@ from featcal.core.fitting import Problem
 from featcal.core.loss import Loss
 from featcal.core.progress import track
 from featcal.core.solve import Point, Shape, best_of, fitted_shape, vertex
+from featcal.core.threads import FEW_LARGE, calm
 from featcal.methods.clip_trials import Trials
 
-SHARE = 0.2  # of the rows
+SHARE = 0.16  # of the rows
 FEWEST, MOST = 64, 4096  # rows: fewer tell too little, more tell a scan nothing new
 POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
@@ -48,8 +49,9 @@ def valley(problem: Problem, criterion: Loss) -> Valley:
     part = sample(problem, SHARE)
     trials = Trials.by_head(part, criterion, accuracy=False)
     candidates = spread_candidates(part, POINTS)
-    coarse = [Point(math.log(c), trials.at(c).loss) for c in track("clip: scan", candidates)]
-    around = look_closer(trials, vertex(coarse))
+    with calm(SHARE * problem.facts.work, FEW_LARGE):
+        coarse = [Point(math.log(c), trials.at(c).loss) for c in track("clip: scan", candidates)]
+        around = look_closer(trials, vertex(coarse))
     floor, shape = floor_and_shape(around)
     others = [point.at for point in valleys(coarse) if abs(point.at - floor) > 0.6][:2]
     rest = [p.at for p in sorted(coarse, key=by_score) if p.at not in others]
@@ -115,7 +117,7 @@ def activation_sizes(problem: Problem) -> Tensor:
     parts = [batch.features for batch in problem.data if batch.features is not None]
     sizes = torch.cat([part.abs().flatten() for part in parts] or [torch.zeros(0)])
     sizes = sizes[sizes > 0]
-    sizes = dist.gather(sizes[:: max(len(sizes) // 2**17, 1)].double())
+    sizes = dist.gather(sizes[:: max(len(sizes) // 2**15, 1)].double())
     # A sample of silent rows has no scale: any will do, since the far end knows the truth.
     return sizes if len(sizes) else torch.ones(1, dtype=torch.float64)
 

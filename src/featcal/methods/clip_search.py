@@ -7,10 +7,10 @@ comes before the local one:
    activation exceeds it, and thresholds that touch 1/8, 1/32, ... of the rows cost a sixth of a
    pass together. c = inf, the identity, is the last of them and costs nothing.
 2. A scan on a sample of the rows finds the valleys and the shape of the deepest one
-   (`clip_sample`): about two and a half passes' worth. All rows are asked about each valley.
+   (`clip_sample`): about two passes' worth. All rows are asked about each valley.
 3. A walk over log c on all rows corrects that shape by a polynomial through the points it has
    seen: about four passes.
-4. With a linear head, dz/dc gives the exact logits all around the walk's end for two more passes
+4. With a linear head, dz/dc gives the exact logits all around the walk's end for one more pass
    (`clip_linear.Window`), and the lowest point is picked, not modelled.
 
 Small data with a linear head needs no walk: every threshold is looked at (`clip_linear.Path`).
@@ -33,7 +33,7 @@ from featcal.core.loss import Loss
 from featcal.core.progress import tell, track
 from featcal.core.solve import Point, Walk, best_of, flat, refine
 from featcal.methods.clip_linear import Path, Window
-from featcal.methods.clip_sample import quantiles, smallest_scale, valley
+from featcal.methods.clip_sample import Valley, quantiles, smallest_scale, valley
 from featcal.methods.clip_trials import Trial, Trials, row_peaks
 
 PASSES = 10  # of the head over all rows, part passes counted in
@@ -51,25 +51,27 @@ class Search:
     best: Trial
     before: Trial
     converged: bool
-    evaluations: int
 
 
 def search(problem: Problem, criterion: Loss, guard: float) -> Search:
     """The threshold with the lowest criterion among those that keep `guard` of the accuracy."""
     row_sizes = [row_peaks(batch) for batch in problem.data]
-    trials = Trials.by_head(problem, criterion, row_sizes)
-    before = trials.at(math.inf)
+    # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
+    needs_accuracy = bool(guard) or not Window.fits(problem)
+    trials = Trials.by_head(problem, criterion, row_sizes, accuracy=needs_accuracy)
+    before = trials.seen[0] = trials.complete(trials.at(math.inf))
     peaks = torch.cat([*row_sizes, torch.zeros(1, device=problem.facts.device)]).double()
     if float(dist.largest(peaks.max())) == 0:
-        return Search(before, before, True, 1)
+        return Search(before, before, True)
     look = look_everywhere if is_small(problem) else look_around
     seen, settled = look(problem, trials, peaks, guard)
-    return Search(choose(seen, before, guard), before, settled, len(seen))
+    return Search(choose(seen, before, guard), before, settled)
 
 
 def choose(trials: list[Trial], before: Trial, guard: float) -> Trial:
     """The best trial that passes the guard; the identity unless something truly beats it."""
-    allowed = [trial for trial in trials if trial.accuracy >= guard * before.accuracy]
+    floor = guard * before.accuracy
+    allowed = [trial for trial in trials if not guard or trial.accuracy >= floor]
     best = min(allowed, key=lambda trial: (trial.score, trial.threshold))
     return best if best.score < before.score - GAIN else before
 
@@ -82,13 +84,7 @@ def look_around(
     ends = [trials.point(log_c) for log_c in track("clip: far end", far_end(peaks, problem))]
     window = Window.fits(problem)
     found = valley(problem, trials.criterion)
-    starts = [trials.point(min(log_c, top)) for log_c in (found.floor, *found.others)]
-    for log_c in found.rest:  # while all rows agree with none of what the sample likes
-        helps = best_of([*starts, *ends]).score < before.score - GAIN
-        if helps or evaluations(problem, window) < 2:
-            break
-        if min(abs(log_c - start.at) for start in starts) > 0.2:
-            starts.append(trials.point(min(log_c, top)))
+    starts = starting_points(trials, found, ends, top)
     known, shape = starts[:1], found.shape
     if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
         known, shape = sorted({*starts, *ends, Point(top, before.score)}), flat
@@ -104,6 +100,19 @@ def look_around(
     return look_closely(trials, best, guard, WINDOW if settled else WIDE_WINDOW)
 
 
+def starting_points(trials: Trials, found: Valley, ends: list[Point], top: float) -> list[Point]:
+    """What all rows say of the sample's valleys, and of the rest of its scan if none helps."""
+    problem, enough = trials.problem, trials.seen[0].score - GAIN
+    starts = [trials.point(min(log_c, top)) for log_c in (found.floor, *found.others)]
+    for log_c in found.rest:
+        helps = best_of([*starts, *ends]).score < enough
+        if helps or evaluations(problem, Window.fits(problem)) < 2:
+            break
+        if min(abs(log_c - start.at) for start in starts) > 0.2:
+            starts.append(trials.point(min(log_c, top)))
+    return starts
+
+
 def told(trials: Trials, evaluations: int) -> Callable[[float], float]:
     """The score a walk asks for, with its progress told."""
     done = count(1)
@@ -117,9 +126,9 @@ def told(trials: Trials, evaluations: int) -> Callable[[float], float]:
 
 
 def evaluations(problem: Problem, window: bool) -> int:
-    """How many thresholds the walk may try, the two passes of the window set aside."""
-    used = rows_asked(problem.head) / problem.facts.rows + (2 if window else 0)
-    return max(math.floor(PASSES - used), 1)
+    """How many thresholds the walk may try, the pass of the window set aside."""
+    used = rows_asked(problem.head) / problem.facts.rows + (1 if window else 0)
+    return max(math.floor(PASSES - used), 0)
 
 
 def look_closely(
@@ -128,7 +137,8 @@ def look_closely(
     """Exact trials around the best: across the window, then between its two lowest."""
     problem, centre = trials.problem, best.threshold
     low, high = (centre * math.exp(side * 1.2 * reach) for side in (-1, 1))
-    window = Window(problem, centre, low=low, high=high)
+    assert trials.best is not None
+    window = Window(problem, centre, trials.best[1], low=low, high=high)
     close = Trials(problem, trials.criterion, window.at, accuracy=bool(guard))
     for shift in track("clip: window", np.linspace(-reach, reach, 9).tolist()):
         close.at(centre * math.exp(shift))
@@ -138,7 +148,9 @@ def look_closely(
     inside = abs(math.log(lowest / centre)) < 0.99 * reach
     if guard:
         return [*trials.seen, *close.seen], inside
-    return [*trials.seen, close.complete(min(close.seen, key=lambda trial: trial.score))], inside
+    # The window holds its centre, the walk's best, so nothing outside it can win.
+    best = close.complete(min(close.seen, key=lambda trial: trial.score))
+    return [trials.seen[0], best], inside
 
 
 def is_small(problem: Problem) -> bool:
@@ -174,8 +186,7 @@ def look_everywhere(
         step /= 8
     # The best once more by the head itself: sums along a path round off.
     best = choose(path.seen, trials.seen[0], guard)
-    trials.at(best.threshold)
-    return trials.seen, True
+    return [trials.seen[0], trials.complete(trials.at(best.threshold))], True
 
 
 def towards_guard(trials: Trials, floor: float, peak: float) -> list[Trial]:
@@ -211,4 +222,4 @@ def published_grid(problem: Problem, criterion: Loss, guard: float) -> Search:
         trial = trials.at(step / 100)
         if trial.score < lowest and trial.accuracy > guard * before.accuracy:
             best, lowest = trial, trial.score
-    return Search(best, before, True, len(trials.seen))
+    return Search(best, before, True)

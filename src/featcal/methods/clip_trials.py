@@ -68,6 +68,7 @@ class Trials:
         self.problem, self.criterion, self.view = problem, criterion, view
         self.accuracy = accuracy
         self.seen: list[Trial] = []
+        self.best: tuple[Trial, Through] | None = None  # with the logits it gave
 
     @classmethod
     def by_head(
@@ -85,31 +86,35 @@ class Trials:
     def at(self, threshold: float) -> Trial:
         """Tries one threshold, rounded to float32 as the fitted buffer will hold it."""
         threshold = float(np.float32(threshold))
-        data = self._data(threshold)
+        view = Through(self.view(threshold), stored_logits, features=self._features)
+        data = view if self.problem.then is None else self._refitted(view)
         losses = dict.fromkeys([self.criterion, self.problem.loss])
         if self.accuracy:
             losses[accuracy] = None
         values = dict(zip(losses, measure(data, *losses), strict=True))
         score, loss = values[self.criterion], values[self.problem.loss]
         self.seen.append(Trial(threshold, score, loss, values.get(accuracy, math.nan)))
+        if math.isfinite(threshold) and (self.best is None or score < self.best[0].score):
+            self.best = self.seen[-1], view
         return self.seen[-1]
 
     def complete(self, trial: Trial) -> Trial:
         """The same trial with its accuracy."""
-        return replace(trial, accuracy=measure(self._data(trial.threshold), accuracy)[0])
+        view = Through(self.view(trial.threshold), stored_logits, features=self._features)
+        data = view if self.problem.then is None else self._refitted(view)
+        return replace(trial, accuracy=measure(data, accuracy)[0])
 
-    def _data(self, threshold: float) -> Data:
-        data = self.view(threshold)
-        return data if self.problem.then is None else self._refitted(data)
+    @property
+    def _features(self) -> bool:
+        return self.problem.then is not None and self.problem.then.needs_features
 
     def point(self, log_threshold: float) -> Point:
         """The criterion at a threshold, both as the walk wants them."""
         return Point(log_threshold, self.at(math.exp(log_threshold)).score)
 
-    def _refitted(self, clipped: Data) -> Data:
+    def _refitted(self, view: Through) -> Data:
         then = self.problem.then
         assert then is not None
-        view = Through(clipped, stored_logits, features=then.needs_features)
         then.learn(replace(self.problem, data=view, then=None))
         return Through(view, lambda batch: then(batch.features, lambda _: stored_logits(batch)))
 

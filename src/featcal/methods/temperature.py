@@ -16,6 +16,7 @@ from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.solve import Minimum, minimize_log
+from featcal.core.threads import calm
 
 CAP = 1e3  # T stays within this factor of the logits' own scale
 STEPS = 60
@@ -59,7 +60,8 @@ class Temperature(LogitMap):
             return [_unchanged(before, "each row's logits are all equal: no temperature matters")]
         low, high = 1 / (CAP * scale), CAP / scale  # of b
         solve = _newton if loss is nll else _search
-        found = solve(problem.data, loss, low, high)
+        with calm(problem.facts.rows * problem.facts.classes):
+            found = solve(problem.data, loss, low, high)
         if not found.score < before:
             return [_unchanged(before, "T = 1 is already the best temperature")]
         temperature = 1 / found.at
