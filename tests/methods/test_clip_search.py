@@ -1,14 +1,17 @@
 """The parts of the search: samples, quantiles, the far end, and what a search may not do."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import featcal
 from featcal import Batch, FeatureClip, parse
-from featcal.methods import clip_search
+from featcal.core.batch import Through
+from featcal.methods import clip_linear, clip_search
 from featcal.methods.clip_sample import _picked, quantiles
 from featcal.methods.clip_search import GAIN, choose
 from featcal.methods.clip_trials import Trial, row_peaks
@@ -188,3 +191,67 @@ def test_a_pipeline_is_searched_jointly_within_ten_passes(made, walking):
     greedy = parse("clip | temperature").fit(batch, world.head, mode="sequential")
     assert joint.report.steps[0].head_passes <= 10
     assert joint.report.loss_after <= greedy.report.loss_after + 1e-6
+
+
+# --- ten passes, whatever the data --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["clip", "clip | temperature", "clip(min_accuracy=1.0)"])
+@pytest.mark.parametrize(
+    ("n", "d", "k", "copies_of", "plain"),
+    [
+        (1, 4, 3, None, False),
+        (10, 4, 3, None, False),
+        (64, 20, 5, None, False),
+        (100, 20, 5, None, False),
+        (100, 1024, 300, None, True),  # linear, and too large for the exact path
+        (500, 50, 7, None, False),
+        (3000, 20, 5, 2, False),  # two rows over and over: content picks all of them or none
+        (20000, 20, 5, 3, False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_never_more_than_ten_passes(made, recipe, n, d, k, copies_of, plain):
+    world = made(n=n, d=d, k=k)
+    if copies_of:
+        world.features = world.features[:copies_of][torch.arange(n) % copies_of]
+    asked = []
+
+    class Watched(nn.Module):
+        def forward(self, features):
+            asked.append(len(features))
+            return world.head(features)
+
+    head = world.head if plain else Watched()
+    found = parse(recipe).fit(Batch(None, world.labels, world.features), head)
+    (step, *_) = found.report.steps
+    assert step.head_passes <= 10
+    if not plain and len(found.report.steps) == 1:
+        look = min(n, 64)  # the rows the check of the head costs before the fit
+        assert sum(asked) - look <= 10 * n
+
+
+def test_logits_that_do_not_fit_into_memory_cost_one_pass_a_trial(made, walking, monkeypatch):
+    monkeypatch.setattr(Through.__init__, "__kwdefaults__", {"features": True, "keep": 1000})
+    monkeypatch.setattr(clip_linear, "KEEP_BYTES", 1000)
+    world = made(n=3000, d=24, k=5)
+    batch = Batch(None, world.labels, world.features)
+    clip, temperature = parse("clip | temperature").fit(batch, world.head).report.steps
+    assert clip.head_passes <= 10
+    assert clip.details["fitted_with"] is None  # refitting would have cost passes of the head
+    assert clip.loss_after < clip.loss_before
+    assert temperature.loss_after <= clip.loss_after
+
+
+@pytest.mark.parametrize("share", [0.99, 0.995, 1.0])
+def test_a_guard_on_real_features_is_as_good_as_a_grid(share):
+    pack = featcal.demo_pack()
+    (batch,) = pack.split("val")
+    world = SimpleNamespace(features=batch.features, labels=batch.labels, head=pack.head)
+    found = FeatureClip(min_accuracy=share).fit(batch, pack.head)
+    floor = share * accuracy_at(world, math.inf)
+    allowed = [c for c in np.geomspace(1.5, 10.4, 250) if accuracy_at(world, c) >= floor]
+    best = min(nll_at(world, c) for c in allowed)
+    c = float(found.threshold)
+    assert accuracy_at(world, c) >= floor
+    assert nll_at(world, c) <= best + 1e-3

@@ -99,12 +99,13 @@ def check_recipe(calibrator: Calibrator, pack: Pack) -> None:
 
 
 @contextmanager
-def about(pack: Pack, split: str) -> Iterator[None]:
+def about(pack: Pack, *splits: str) -> Iterator[None]:
     """Names the pack and the split in whatever is wrong with their rows."""
     try:
         yield
     except InputError as error:
-        raise InputError(f"{pack.path}, split {split!r}: {error}") from error
+        names = " or ".join(map(repr, splits))
+        raise InputError(f"{pack.path}, split {names}: {error}") from error
 
 
 def _fit(calibrator: Calibrator, pack: Pack, split: str, mode: Mode) -> FitReport:
@@ -205,7 +206,7 @@ def compare_splits(
         if calibrator is not None:
             check_recipe(calibrator, pack)
     fit_data, test_data = pack.split(fit_split), pack.split(test_split)
-    with progress_bar(), about(pack, f"{fit_split}' or '{test_split}"):
+    with progress_bar(), about(pack, fit_split, test_split):
         return comparison.compare(fit_data, test_data, recipes, pack.head, mode=mode, bins=bins)
 
 

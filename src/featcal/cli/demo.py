@@ -41,10 +41,14 @@ def demo(out: Path, as_json: bool) -> None:
 def _print_demo(pack: Pack, rows: list[Row], pictures: list[Path]) -> None:
     raw, n = rows[0].scores.metrics, rows[0].scores.n
     tables.say(
-        f"A Wide-ResNet-16-4 trained on CIFAR-100 is {raw['confidence']:.1%} sure on average and "
-        f"right in {raw['accuracy']:.1%} of {n:,} test images."
+        f"A network ({pack.manifest.model}) trained on {pack.manifest.dataset} is "
+        f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of {n:,} "
+        "test images."
     )
-    tables.say("Each recipe is fitted on 5,000 validation images and scored on the test images:")
+    fitted_on = pack.split("val").rows
+    tables.say(
+        f"Each recipe is fitted on {fitted_on:,} other images and scored on the test images:"
+    )
     print_comparison(rows)
     by_ece, by_nll = (min(rows, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
     best = by_ece.scores.metrics

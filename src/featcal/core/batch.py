@@ -45,6 +45,8 @@ class Batch:
         >>> Batch.from_probs(torch.tensor([[0.25, 0.75]]), torch.tensor([1])).logits.exp()
         tensor([[0.2500, 0.7500]])
         """
+        if not probs.is_floating_point() or not bool(((probs.sum(1) - 1).abs() <= 1e-2).all()):
+            raise InputError("probs must be floating point and sum to 1 in every row")
         # The smallest normal number stands for 0, so that a certain model stays finite.
         return cls(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
 
@@ -78,14 +80,16 @@ class Chunked:
 
     def __iter__(self) -> Iterator[Batch]:
         waiting: list[Batch] = []
+        held = 0
         for batch in self.data:
             if not isinstance(batch, Batch):
                 raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
-            full = sum(map(len, waiting)) + len(batch) > self.rows
+            full = held + len(batch) > self.rows
             if waiting and (full or _kind(batch) != _kind(waiting[0])):
                 yield from self._chunks(waiting)
-                waiting = []
+                waiting, held = [], 0
             waiting.append(batch)
+            held += len(batch)
         yield from self._chunks(waiting)
 
     def _chunks(self, batches: list[Batch]) -> Iterator[Batch]:
@@ -156,6 +160,8 @@ class Through:
             spent += logits.nbytes
             if spent <= self._budget:
                 kept.append(Batch(logits, batch.labels))
+            else:
+                kept.clear()
             yield Batch(logits, batch.labels, batch.features if self.features else None)
         if spent <= self._budget:
             self._kept = kept

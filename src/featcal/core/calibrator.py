@@ -113,6 +113,9 @@ class Calibrator(nn.Module, ABC):
             loss_after=steps[-1].loss_after,
             seconds=perf_counter() - started,
         )
+        for part in self.steps_in_order():
+            if part is not self:
+                part.report = None  # what it was fitted to before, alone, no longer holds
         for step in steps:
             if step.warning:
                 warnings.warn(step.warning, CalibrationWarning, stacklevel=3)

@@ -15,31 +15,42 @@ def world() -> int:
     return torch_dist.get_world_size() if active() else 1
 
 
+def _shared(values: Tensor) -> Tensor:
+    """A copy where the processes can reach it: NCCL knows no main memory."""
+    if torch_dist.get_backend() == "nccl":
+        return values.cuda().clone()
+    return values.cpu().clone()
+
+
 def total(values: Tensor) -> Tensor:
     """The sum over all processes; the argument itself when there is one."""
-    if active():
-        values = values.clone()
-        torch_dist.all_reduce(values)
-    return values
+    if not active():
+        return values
+    shared = _shared(values)
+    torch_dist.all_reduce(shared)
+    return shared.to(values.device)
 
 
 def largest(values: Tensor) -> Tensor:
     """The elementwise maximum over all processes."""
-    if active():
-        values = values.clone()
-        torch_dist.all_reduce(values, op=torch_dist.ReduceOp.MAX)
-    return values
+    if not active():
+        return values
+    shared = _shared(values)
+    torch_dist.all_reduce(shared, op=torch_dist.ReduceOp.MAX)
+    return shared.to(values.device)
 
 
 def gather(values: Tensor) -> Tensor:
     """The rows of all processes, in rank order; ranks may hold different numbers of rows."""
     if not active():
         return values
-    sizes = [torch.zeros((), dtype=torch.int64, device=values.device) for _ in range(world())]
-    torch_dist.all_gather(sizes, torch.tensor(len(values), device=values.device))
+    size = _shared(torch.tensor(len(values)))
+    sizes = [torch.zeros_like(size) for _ in range(world())]
+    torch_dist.all_gather(sizes, size)
     longest = int(max(sizes))
-    padded = values.new_zeros((longest, *values.shape[1:]))
+    padded = _shared(values.new_zeros((longest, *values.shape[1:])))
     padded[: len(values)] = values
     parts = [torch.empty_like(padded) for _ in sizes]
     torch_dist.all_gather(parts, padded)
-    return torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+    rows = [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+    return torch.cat(rows).to(values.device)

@@ -1,7 +1,7 @@
 """What a fit minimises: sums over the data, reduced once, turned into one number at the end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,10 @@ class Loss:
     sums: Callable[[Tensor, Batch], Tensor]
     value: Callable[[Tensor, float], float] = mean
     size: int = 1
+
+    def after(self, change: Callable[[Tensor], Tensor]) -> "Loss":
+        """This loss of changed logits, as a search over a method's values needs it."""
+        return replace(self, sums=lambda logits, batch: self.sums(change(logits), batch))
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
         """The sums over one batch."""

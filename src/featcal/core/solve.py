@@ -50,7 +50,7 @@ def flat(at: Array) -> Array:
     return np.zeros_like(at)
 
 
-def fitted_shape(points: Sequence[Point], degree: int = 4) -> Shape:
+def fitted_shape(points: Sequence[Point], degree: int = 3) -> Shape:
     """A polynomial close to scores seen on other data, continued outwards as a parabola."""
     at = np.array([point.at for point in points])
     score = np.array([point.score for point in points])

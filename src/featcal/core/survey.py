@@ -29,22 +29,37 @@ class Facts:
 
 def survey(data: Data, head: Head | None) -> Facts:
     """Reads all data once and refuses what cannot be fitted, by name, row and value."""
-    rows, classes, width, device = 0, 0, 0, torch.device("cpu")
+    refused: InputError | None = None
+    local = Facts(0, 0, 0, torch.device("cpu"))
+    try:
+        local = _local_facts(data, head)
+    except InputError as error:
+        refused = error
+    # All processes leave together: one that raises alone would leave the others waiting for it.
+    anywhere = bool(dist.largest(torch.tensor(int(refused is not None))))
+    if refused is not None:
+        raise refused
+    if anywhere:
+        raise InputError("another process found data it cannot use: see what it says")
+    rows = int(dist.total(torch.tensor(local.rows)))
+    if rows == 0:
+        raise InputError("data is empty: a fit needs at least one labelled row")
+    classes, width = dist.largest(torch.tensor([local.classes, local.width])).tolist()
+    return Facts(rows, classes, width, local.device)
+
+
+def _local_facts(data: Data, head: Head | None) -> Facts:
+    """What this process's own rows tell."""
+    rows, classes, device = 0, 0, torch.device("cpu")
     widths: dict[str, int | None] = {}
     for batch in data:
         if rows == 0 and len(batch):
-            classes, device = _classes(batch, head), batch.labels.device
-            width = 0 if batch.features is None else batch.features.shape[-1]
-            widths = _widths(batch)
+            classes, device, widths = _classes(batch, head), batch.labels.device, _widths(batch)
         check_batch(batch, classes=classes, first_row=rows)
         if len(batch):
             _check_alike(_widths(batch), widths, rows)
         rows += len(batch)
-    rows = int(dist.total(torch.tensor(rows)))
-    if rows == 0:
-        raise InputError("data is empty: a fit needs at least one labelled row")
-    classes, width = dist.largest(torch.tensor([classes, width])).tolist()
-    return Facts(rows, classes, width, device)
+    return Facts(rows, classes, widths.get("features") or 0, device)
 
 
 def _widths(batch: Batch) -> dict[str, int | None]:

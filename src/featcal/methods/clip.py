@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import final
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Data
-from featcal.core.calibrator import FeatureMap
+from featcal.core.calibrator import Calibrator, FeatureMap
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
 from featcal.core.loss import CRITERIA, accuracy, confidence, measure
@@ -75,6 +76,7 @@ class FeatureClip(FeatureMap):
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches c; see `clip_search`."""
         criterion = CRITERIA[self.criterion]
+        problem = replace(problem, then=_refittable(problem))
         find = published_grid if self.reference else search
         guard = self.min_accuracy or (SHARE if self.reference else 0.0)
         found = find(problem, criterion, guard)
@@ -93,7 +95,7 @@ class FeatureClip(FeatureMap):
             loss_before=before.loss,
             loss_after=best.loss,
             converged=found.converged,
-            message=_why_noop(sure, right, problem)
+            message=self._why_noop(sure, right, problem)
             if noop
             else _what_changed(best, before, clipped),
             details={
@@ -107,6 +109,31 @@ class FeatureClip(FeatureMap):
                 "fitted_with": None if problem.then is None else repr(problem.then),
             },
         )
+
+    def _why_noop(self, sure: float, right: float, problem: Problem) -> str:
+        if problem.then is not None:
+            return (
+                f"no-op: no threshold helps once {problem.then!r} is refitted: nothing is clipped"
+            )
+        if sure < right:
+            return (
+                "no-op: no threshold helps; clipping can only lower confidence, and this network "
+                "is underconfident on the fit split "
+                f"(mean confidence {sure:.3f}, accuracy {right:.3f})"
+            )
+        guard = f" and keeps {self.min_accuracy} of the accuracy" if self.min_accuracy else ""
+        return f"no-op: no threshold improves {self.criterion}{guard}, so nothing is clipped"
+
+
+def _refittable(problem: Problem) -> Calibrator | None:
+    """The later steps, where refitting them for every threshold costs no product of the head.
+
+    Steps that act on logits, while the logits of a threshold fit into memory; any others are fitted
+    after the clip has been chosen for itself.
+    """
+    dear = float(dist.largest(torch.tensor(float(not problem.data.kept))))
+    then = problem.then
+    return None if then is None or then.needs_features or dear else then
 
 
 def _is_share(value: object) -> bool:
@@ -124,17 +151,6 @@ def clipped_share(data: Data, threshold: float) -> tuple[float, float]:
         sums += torch.tensor([float(count) for count in counts], dtype=torch.float64)
     beyond, rows_beyond, activations, rows = dist.total(sums).tolist()
     return beyond / activations, rows_beyond / rows
-
-
-def _why_noop(sure: float, right: float, problem: Problem) -> str:
-    if problem.then is not None:
-        return f"no-op: no threshold helps once {problem.then!r} is refitted, so nothing is clipped"
-    if sure < right:
-        return (
-            "no-op: no threshold helps; clipping can only lower confidence, and this network is "
-            f"underconfident on the fit split (mean confidence {sure:.3f}, accuracy {right:.3f})"
-        )
-    return "no-op: no threshold improves the criterion on the fit split, so nothing is clipped"
 
 
 def _what_changed(best: Trial, before: Trial, clipped: float) -> str:

@@ -63,10 +63,10 @@ class Window:
 
     @staticmethod
     def fits(problem: Problem) -> bool:
-        """Whether the head is linear, the logits fit into memory, and no features are asked for."""
-        facts, then = problem.facts, problem.then
+        """Whether the head is linear and two logits a row and class fit into memory."""
+        facts = problem.facts
         small = facts.rows * facts.classes * 8 <= KEEP_BYTES
-        return linear(problem.head) is not None and small and not (then and then.needs_features)
+        return linear(problem.head) is not None and small
 
     def at(self, threshold: float) -> list[Batch]:
         """The batches with the logits of this threshold."""
@@ -115,14 +115,11 @@ class Path:
     For data so small that the sums fit into memory; building them costs one pass of the head.
     """
 
-    def __init__(self, data: Data, head: Counted, *, features: bool = False) -> None:
+    def __init__(self, data: Data, head: Counted) -> None:
         layer = linear(head)
         assert layer is not None
         weight = layer.weight.detach()
-        self.parts = [
-            (Batch(None, b.labels, b.features if features else None), *_prefix_sums(b, weight))
-            for b in data
-        ]
+        self.parts = [(batch.labels, *_prefix_sums(batch, weight)) for batch in data]
         self.bias = 0.0 if layer.bias is None else layer.bias.detach()
         head.rows += sum(len(part[0]) for part in self.parts)
 
@@ -135,10 +132,7 @@ class Path:
 
     def at(self, threshold: float) -> list[Batch]:
         """The batches with the logits of this threshold."""
-        return [
-            Batch(self._logits(threshold, *sums), batch.labels, batch.features)
-            for batch, *sums in self.parts
-        ]
+        return [Batch(self._logits(threshold, *sums), labels) for labels, *sums in self.parts]
 
     def _logits(self, threshold: float, size: Tensor, whole: Tensor, cut: Tensor) -> Tensor:
         row = torch.arange(len(size), device=size.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,18 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Through, stored_logits
+from featcal.core.batch import Batch, Through, raw_logits
 from featcal.core.fitting import Problem
-from featcal.core.loss import Loss
 from featcal.core.progress import track
-from featcal.core.solve import Point, Shape, best_of, fitted_shape, vertex
+from featcal.core.solve import Point, Shape, best_of, fitted_shape, flat, vertex
 from featcal.core.threads import FEW_LARGE, calm
 from featcal.methods.clip_trials import Trials
 
 SHARE = 0.16  # of the rows
-FEWEST, MOST = 64, 4096  # rows: fewer tell too little, more tell a scan nothing new
+MOST = 4096  # rows: more tell a scan nothing new
 POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
+DEAREST = POINTS + 2 * len(OFFSETS)  # trials, when the closer look has to move
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,18 @@ class Valley:
     low: float
 
 
-def valley(problem: Problem, criterion: Loss) -> Valley:
-    """A scan across all thresholds, and a closer look where it is lowest."""
+def valley(problem: Problem) -> Valley:
+    """A scan across all thresholds, and a closer look where it is lowest.
+
+    By the fit's loss, whatever the criterion: the ECE of so few rows would be noise.
+    """
     part = sample(problem, SHARE)
-    trials = Trials.by_head(part, criterion, accuracy=False)
+    trials = Trials.by_head(part, problem.loss, accuracy=False)
     candidates = spread_candidates(part, POINTS)
+    sampled = int(dist.total(torch.tensor(sum(map(len, part.source)))))
+    if sampled * DEAREST > 4 * problem.facts.rows:  # a handful of rows: ask all of them at once
+        logs = [math.log(c) for c in candidates]
+        return Valley(logs[len(logs) // 2], flat, [], logs[::-1], logs[0] - math.log(64))
     with calm(SHARE * problem.facts.work, FEW_LARGE):
         coarse = [Point(math.log(c), trials.at(c).loss) for c in track("clip: scan", candidates)]
         around = look_closer(trials, vertex(coarse))
@@ -75,7 +83,7 @@ def floor_and_shape(around: list[Point]) -> tuple[float, Shape]:
     """The polynomial close to the points near the lowest one, and where it is lowest."""
     centre = best_of(around).at
     near = sorted(point for point in around if abs(point.at - centre) <= 0.7)
-    shape = fitted_shape(near, degree=3)
+    shape = fitted_shape(near)
     grid = np.linspace(near[0].at, near[-1].at, 501)
     return float(grid[shape(grid).argmin()]), shape
 
@@ -95,14 +103,18 @@ def sample(problem: Problem, share: float) -> Problem:
     """The problem on a share of the rows, held in memory.
 
     Rows are picked by their content, so that neither the order of the rows nor their split into
-    batches or ranks changes the sample.
+    batches or ranks changes the sample. Where that picks none or far too many, as among copies of
+    a few rows, every so-manieth row is taken instead: the cost of a scan must stay bounded.
     """
-    rows = problem.facts.rows
-    share = min(max(share, FEWEST / rows), MOST / rows, 1.0)
-    parts = [batch.rows(_picked(batch, share)) for batch in problem.data]
-    if not dist.total(torch.tensor(sum(map(len, parts)))):  # few rows, and none of them picked
-        parts = list(problem.data)
-    return replace(problem, source=parts, data=Through(parts, stored_logits))
+    share = min(share, MOST / problem.facts.rows)
+    data = problem.data if problem.data.kept else problem.source
+    parts = [batch.rows(_picked(batch, share)) for batch in data]
+    found = int(dist.total(torch.tensor(sum(map(len, parts)))))
+    if not 0 < found <= 1.3 * share * problem.facts.rows + 10:
+        every = slice(None, None, math.ceil(1 / share))
+        parts = [batch.rows(every) for batch in data]
+    logits = partial(raw_logits, head=problem.head)
+    return replace(problem, source=parts, data=Through(parts, logits))
 
 
 def _picked(batch: Batch, share: float) -> Tensor:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, product
 
 import numpy as np
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
+from featcal.core.batch import Data, Through, stored_logits
 from featcal.core.fitting import Counted, Problem, rows_asked
 from featcal.core.loss import Loss
 from featcal.core.progress import tell, track
@@ -55,7 +56,7 @@ class Search:
 
 def search(problem: Problem, criterion: Loss, guard: float) -> Search:
     """The threshold with the lowest criterion among those that keep `guard` of the accuracy."""
-    row_sizes = [row_peaks(batch) for batch in problem.data]
+    row_sizes = [row_peaks(batch) for batch in problem.source]
     # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
     needs_accuracy = bool(guard) or not Window.fits(problem)
     trials = Trials.by_head(problem, criterion, row_sizes, accuracy=needs_accuracy)
@@ -70,9 +71,7 @@ def search(problem: Problem, criterion: Loss, guard: float) -> Search:
 
 def choose(trials: list[Trial], before: Trial, guard: float) -> Trial:
     """The best trial that passes the guard; the identity unless something truly beats it."""
-    floor = guard * before.accuracy
-    allowed = [trial for trial in trials if not guard or trial.accuracy >= floor]
-    best = min(allowed, key=lambda trial: (trial.score, trial.threshold))
+    best = lowest_allowed(trials, before, guard)
     return best if best.score < before.score - GAIN else before
 
 
@@ -83,30 +82,36 @@ def look_around(
     before, top = trials.seen[0], math.log(float(dist.largest(peaks.max())))
     ends = [trials.point(log_c) for log_c in track("clip: far end", far_end(peaks, problem))]
     window = Window.fits(problem)
-    found = valley(problem, trials.criterion)
+    found = valley(problem)
     starts = starting_points(trials, found, ends, top)
     known, shape = starts[:1], found.shape
     if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
         known, shape = sorted({*starts, *ends, Point(top, before.score)}), flat
-    walk = Walk(found.low, top, evaluations(problem, window), ROUGH if window else FINE, shape)
+    steps = evaluations(problem, window)
+    if guard and choose(trials.seen, before, guard) is not choose(trials.seen, before, 0):
+        steps = min(steps, 2)  # the guard will bind: keep passes for finding where
+    walk = Walk(found.low, top, steps, ROUGH if window else FINE, shape)
     _, settled = refine(told(trials, walk.evaluations), known, walk)
     best = choose(trials.seen, before, 0)
     if best is before:
         return trials.seen, settled
     if best.accuracy < guard * before.accuracy:
-        return towards_guard(trials, guard * before.accuracy, math.exp(top)), settled
+        return towards_guard(trials, guard, math.exp(top))
     if not window:
         return trials.seen, settled
-    return look_closely(trials, best, guard, WINDOW if settled else WIDE_WINDOW)
+    assert trials.best is not None
+    reach = WINDOW if settled else WIDE_WINDOW
+    close, lowest = look_closely(trials, *trials.best, guard, reach)
+    return [*trials.seen[:1], *close], abs(math.log(lowest / best.threshold)) < 0.99 * reach
 
 
 def starting_points(trials: Trials, found: Valley, ends: list[Point], top: float) -> list[Point]:
     """What all rows say of the sample's valleys, and of the rest of its scan if none helps."""
     problem, enough = trials.problem, trials.seen[0].score - GAIN
-    starts = [trials.point(min(log_c, top)) for log_c in (found.floor, *found.others)]
-    for log_c in found.rest:
+    starts = [trials.point(min(found.floor, top))]
+    for log_c in (*found.others, *found.rest):
         helps = best_of([*starts, *ends]).score < enough
-        if helps or evaluations(problem, Window.fits(problem)) < 2:
+        if evaluations(problem, Window.fits(problem)) < 2 or (helps and log_c not in found.others):
             break
         if min(abs(log_c - start.at) for start in starts) > 0.2:
             starts.append(trials.point(min(log_c, top)))
@@ -132,25 +137,35 @@ def evaluations(problem: Problem, window: bool) -> int:
 
 
 def look_closely(
-    trials: Trials, best: Trial, guard: float, reach: float
-) -> tuple[list[Trial], bool]:
-    """Exact trials around the best: across the window, then between its two lowest."""
-    problem, centre = trials.problem, best.threshold
+    trials: Trials, middle: Trial, there: Data, guard: float, reach: float
+) -> tuple[list[Trial], float]:
+    """Exact trials around a threshold, then around the best of them; the allowed ones, and which.
+
+    Args:
+        trials: what was tried so far.
+        middle: the trial in the middle of the window.
+        there: the data with the logits of that trial.
+        guard: the share of the accuracy that must remain.
+        reach: how far to look on either side, in log thresholds.
+    """
+    problem, centre = trials.problem, middle.threshold
     low, high = (centre * math.exp(side * 1.2 * reach) for side in (-1, 1))
-    assert trials.best is not None
-    window = Window(problem, centre, trials.best[1], low=low, high=high)
+    window = Window(problem, centre, there, low=low, high=high)
     close = Trials(problem, trials.criterion, window.at, accuracy=bool(guard))
     for shift in track("clip: window", np.linspace(-reach, reach, 9).tolist()):
         close.at(centre * math.exp(shift))
-    lowest = min(close.seen, key=lambda trial: trial.score).threshold
+    lowest = lowest_allowed(close.seen, trials.seen[0], guard).threshold
     for shift in track("clip: finer window", np.linspace(-reach / 6, reach / 6, 9).tolist()):
         close.at(lowest * math.exp(shift))
-    inside = abs(math.log(lowest / centre)) < 0.99 * reach
-    if guard:
-        return [*trials.seen, *close.seen], inside
-    # The window holds its centre, the walk's best, so nothing outside it can win.
-    best = close.complete(min(close.seen, key=lambda trial: trial.score))
-    return [trials.seen[0], best], inside
+    best = close.complete(lowest_allowed(close.seen, trials.seen[0], guard))
+    return [best], lowest
+
+
+def lowest_allowed(trials: list[Trial], before: Trial, guard: float) -> Trial:
+    """The lowest score among the trials that keep enough accuracy; among all if none does."""
+    floor = guard * before.accuracy
+    allowed = [trial for trial in trials if not guard or trial.accuracy >= floor] or trials
+    return min(allowed, key=lambda trial: (trial.score, trial.threshold))
 
 
 def is_small(problem: Problem) -> bool:
@@ -165,15 +180,11 @@ def look_everywhere(
 ) -> tuple[list[Trial], bool]:
     """All thresholds on a fine log grid, then ever finer around the best three that are allowed."""
     assert isinstance(problem.head, Counted)
-    then = problem.then
-    features = then is not None and then.needs_features
-    path = Trials(
-        problem, trials.criterion, Path(problem.source, problem.head, features=features).at
-    )
+    path = Trials(problem, trials.criterion, Path(problem.source, problem.head).at)
     floor = guard * trials.seen[0].accuracy
     low, high = smallest_scale(problem) - math.log(64), math.log(float(dist.largest(peaks.max())))
     # The fewer the rows, the rougher NLL(c); and every point of a joint fit is a fit of its own.
-    points = (1200 if problem.facts.rows < 512 else 400) // (1 if then is None else 4)
+    points = (1200 if problem.facts.rows < 512 else 400) // (1 if problem.then is None else 4)
     grid = np.linspace(low, high, points)
     step = float(grid[1] - grid[0])
     for log_c in track("clip: every threshold", grid.tolist()):
@@ -189,18 +200,27 @@ def look_everywhere(
     return [trials.seen[0], trials.complete(trials.at(best.threshold))], True
 
 
-def towards_guard(trials: Trials, floor: float, peak: float) -> list[Trial]:
-    """Halves the way from the best threshold, which costs too much, to one that does not."""
+def towards_guard(trials: Trials, guard: float, peak: float) -> tuple[list[Trial], bool]:
+    """From the best threshold, which costs too much accuracy, to where the guard just holds.
+
+    Accuracy(c) is a ragged staircase: halving the way finds its edge, and a window around the edge
+    the step that is best.
+    """
+    problem, window = trials.problem, Window.fits(trials.problem)
+    floor = guard * trials.seen[0].accuracy
     best = min(trials.seen, key=lambda trial: trial.score).threshold
     fine = [t.threshold for t in trials.seen if t.accuracy >= floor and t.threshold > best]
     low, high = best, min([*fine, peak])
-    for _ in range(evaluations(trials.problem, window=False)):
-        if high / low < 1.001:
-            break
+    while evaluations(problem, window) > (1 if window else 0) and high / low > 1.001:
         trial = trials.at(math.sqrt(low * high))
         passed = trial.accuracy >= floor
         low, high = (low, trial.threshold) if passed else (trial.threshold, high)
-    return trials.seen
+    if not window or evaluations(problem, window) < 1:
+        return trials.seen, high / low <= 1.001
+    edge = next((t for t in trials.seen if t.threshold == high), trials.seen[0])
+    there = Through(trials.view(high), stored_logits, features=False)
+    close, lowest = look_closely(trials, replace(edge, threshold=high), there, guard, WIDE_WINDOW)
+    return [*trials.seen, *close], abs(math.log(lowest / high)) < 0.99 * WIDE_WINDOW
 
 
 def far_end(peaks: Tensor, problem: Problem) -> list[float]:

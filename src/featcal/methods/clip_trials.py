@@ -26,14 +26,22 @@ class Trial:
 
 
 class Clipped:
-    """The data with features clipped at c: rows that c does not touch keep their logits."""
+    """The data with features clipped at c: rows that c does not touch keep their logits.
+
+    Where the network's own logits do not fit into memory there is nothing to keep, and every row
+    goes through the head: one pass a trial, never two.
+    """
 
     def __init__(self, problem: Problem, peaks: list[Tensor], threshold: float) -> None:
         self.problem, self.peaks, self.threshold = problem, peaks, threshold
 
     def __iter__(self) -> Iterator[Batch]:
-        for peaks, batch in zip(self.peaks, self.problem.data, strict=True):
-            yield replace(batch, logits=self._logits(batch, peaks > self.threshold))
+        kept = self.problem.data.kept
+        batches = self.problem.data if kept else self.problem.source
+        for peaks, batch in zip(self.peaks, batches, strict=True):
+            touched = peaks > self.threshold
+            logits = self._logits(batch, touched) if kept else self._head(batch)
+            yield Batch(logits, batch.labels)
 
     def _logits(self, batch: Batch, touched: Tensor) -> Tensor:
         share = float(touched.sum()) / max(len(batch), 1)
@@ -80,14 +88,14 @@ class Trials:
         accuracy: bool = True,
     ) -> Trials:
         """Trials whose logits come from the head."""
-        peaks = [row_peaks(batch) for batch in problem.data] if peaks is None else peaks
+        peaks = [row_peaks(batch) for batch in problem.source] if peaks is None else peaks
         return cls(problem, criterion, lambda c: Clipped(problem, peaks, c), accuracy=accuracy)
 
     def at(self, threshold: float) -> Trial:
         """Tries one threshold, rounded to float32 as the fitted buffer will hold it."""
         threshold = float(np.float32(threshold))
-        view = Through(self.view(threshold), stored_logits, features=self._features)
-        data = view if self.problem.then is None else self._refitted(view)
+        view = Through(self.view(threshold), stored_logits, features=False)
+        data = self._refitted(view)
         losses = dict.fromkeys([self.criterion, self.problem.loss])
         if self.accuracy:
             losses[accuracy] = None
@@ -100,13 +108,10 @@ class Trials:
 
     def complete(self, trial: Trial) -> Trial:
         """The same trial with its accuracy."""
-        view = Through(self.view(trial.threshold), stored_logits, features=self._features)
-        data = view if self.problem.then is None else self._refitted(view)
-        return replace(trial, accuracy=measure(data, accuracy)[0])
-
-    @property
-    def _features(self) -> bool:
-        return self.problem.then is not None and self.problem.then.needs_features
+        if not math.isnan(trial.accuracy):
+            return trial
+        view = Through(self.view(trial.threshold), stored_logits, features=False)
+        return replace(trial, accuracy=measure(self._refitted(view), accuracy)[0])
 
     def point(self, log_threshold: float) -> Point:
         """The criterion at a threshold, both as the walk wants them."""
@@ -114,9 +119,10 @@ class Trials:
 
     def _refitted(self, view: Through) -> Data:
         then = self.problem.then
-        assert then is not None
+        if then is None:
+            return view
         then.learn(replace(self.problem, data=view, then=None))
-        return Through(view, lambda batch: then(batch.features, lambda _: stored_logits(batch)))
+        return Through(view, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
 
 
 def row_peaks(batch: Batch) -> Tensor:

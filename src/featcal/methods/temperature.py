@@ -70,8 +70,12 @@ class Temperature(LogitMap):
             "the network was overconfident" if temperature > 1 else "the network was underconfident"
         )
         warning = ""
-        if not found.converged:
+        if not low * (1 + 1e-9) < found.at < high * (1 - 1e-9):
             message = warning = _capped(temperature, at_top=found.at >= high * (1 - 1e-9))
+        elif not found.converged:
+            message = warning = (
+                f"the search for T had not settled when it stopped at {temperature:.4g}"
+            )
         return [
             StepReport(
                 self.name,
@@ -195,7 +199,6 @@ def _search(data: Data, loss: Loss, low: float, high: float) -> Minimum:
     """Any other loss: no convexity is promised, so a scan in log b comes before the zoom."""
 
     def score(inverse: float) -> float:
-        scaled = Loss(loss.name, lambda z, batch: loss(z * inverse, batch), loss.value, loss.size)
-        return measure(data, scaled)[0]
+        return measure(data, loss.after(lambda logits: logits * inverse))[0]
 
     return minimize_log(score, low, high)

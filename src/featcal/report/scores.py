@@ -119,19 +119,19 @@ def evaluate(
         bins: equal-width bins of ECE and MCE, and equal-mass bins of adaptive and debiased ECE.
     """
     data = as_data(data, head)
-    tally: _Tally | None = None
     with evaluating(head):
         facts = survey(data, head)
-        if calibrator is not None and calibrator.needs_features and not (head and facts.width):
+        ready = head is not None and facts.width > 0
+        if calibrator is not None and calibrator.needs_features and not ready:
             raise InputError(
                 f"{calibrator!r} works on features: pass data with features, and head="
             )
+        nothing = torch.zeros(0, facts.classes), torch.zeros(0, dtype=torch.int64)
+        tally = _Tally.of(Predictions.of(logits=nothing[0], labels=nothing[1]), bins)
         with calm(facts.work):
             for batch in data:
                 logits = calibrated_logits(batch, calibrator, head)
-                part = _Tally.of(Predictions.of(logits=logits, labels=batch.labels), bins)
-                tally = part if tally is None else tally + part
-    assert tally is not None  # survey() refuses empty data
+                tally += _Tally.of(Predictions.of(logits=logits, labels=batch.labels), bins)
     return tally.reduced().scores(bins)
 
 

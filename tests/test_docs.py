@@ -1,0 +1,110 @@
+"""What the documents show is what the code does and the result files hold."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import featcal
+
+ROOT = Path(__file__).parents[1]
+
+
+def script(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def python_blocks(path):
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
+
+
+def between(text, start, end):
+    return text.split(start)[1].split(end)[0].strip()
+
+
+def test_the_readme_table_is_that_of_the_result_file():
+    figures = script(ROOT / "experiments" / "figures.py")
+    results = json.loads((ROOT / "results" / "demo.json").read_text())
+    shown = between((ROOT / "README.md").read_text(), figures.START, figures.END)
+    assert shown == figures.table(results)
+
+
+def test_the_result_file_is_what_the_code_gives_today():
+    results = json.loads((ROOT / "results" / "demo.json").read_text())
+    pack = featcal.demo_pack()
+    for row in results["rows"]:
+        (found,) = featcal.compare(
+            pack.split("val"), pack.split("test"), [row["recipe"]], pack.head, mode=row["mode"]
+        )
+        for name in ("accuracy", "ece", "nll", "brier"):
+            assert found.scores.metrics[name] == pytest.approx(row["metrics"][name], abs=2e-3)
+
+
+def test_the_benchmark_table_is_that_of_its_result_file():
+    bench = script(ROOT / "bench" / "clip.py")
+    results = json.loads((ROOT / "results" / "bench-clip.json").read_text())
+    shown = between(bench.DOCS.read_text(), bench.START, bench.END)
+    assert shown == bench.table(results["rows"])
+    assert all(row["ours"]["head_passes"] <= 10 for row in results["rows"])
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.ReLU())
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+def test_the_readme_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(300, 6)
+    with torch.no_grad():
+        labels = (model(x) + torch.randn(300, 3)).argmax(1)
+    probs = torch.rand(300, 3).softmax(1)
+    names = {
+        **{"model": model, "x": x, "val_loader": [(x, labels)], "labels": labels},
+        **{"probs": probs, "logits": probs.log(), "probs_a": probs, "probs_b": probs},
+        **{"labels_a": labels, "labels_b": labels, "featcal": featcal},
+    }
+    ran = 0
+    for block in python_blocks("README.md"):
+        if "=...," in block:  # the shape of a call, with the user's own arrays to fill in
+            continue
+        exec(compile(block, "README.md", "exec"), {**names})
+        ran += 1
+    assert ran == 3
+    assert (tmp_path / "cal.safetensors").is_file()
+
+
+def test_the_method_of_the_guide_is_a_whole_method(tmp_path):
+    (block,) = python_blocks("docs/adding-a-method.md")
+    use = """
+import featcal
+from featcal.core.loss import ece
+pack = featcal.demo_pack()
+for recipe, mode in [("scale", "joint"), ("clip | scale", "joint"), ("clip | scale", "sequential")]:
+    found = featcal.parse(recipe).fit(pack.split("val"), pack.head, mode=mode)
+    assert found.report.loss_after < found.report.loss_before
+    path = featcal.save(found, "c.safetensors", overwrite=True)
+    again = featcal.load(path)
+    assert all((a == b).all() for a, b in zip(again.buffers(), found.buffers(), strict=True))
+featcal.parse("scale").fit(pack.split("val"), pack.head, loss=ece)
+"""
+    (tmp_path / "scale.py").write_text(block + use)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "scale.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
