@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from featcal.cli.commands import compare, evaluate, fit, pack, predict
+from featcal.cli.commands import compare, evaluate, fit, predict
 from featcal.cli.demo import demo
+from featcal.cli.packs import pack
 from featcal.core.errors import InputError
 from featcal.version import __version__
 

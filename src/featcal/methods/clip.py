@@ -97,7 +97,7 @@ class FeatureClip(FeatureMap):
             converged=found.converged,
             message=self._why_noop(sure, right, problem)
             if noop
-            else _what_changed(best, before, clipped),
+            else _what_changed(best, before, clipped, problem.then),
             details={
                 "criterion": self.criterion,
                 "criterion_before": before.score,
@@ -153,8 +153,9 @@ def clipped_share(data: Data, threshold: float) -> tuple[float, float]:
     return beyond / activations, rows_beyond / rows
 
 
-def _what_changed(best: Trial, before: Trial, clipped: float) -> str:
+def _what_changed(best: Trial, before: Trial, clipped: float, then: Calibrator | None) -> str:
+    refitted = "" if then is None else f", with {then!r} refitted for every threshold"
     return (
         f"c = {best.threshold:.4g} clips {clipped:.2%} of the activations; "
-        f"accuracy {before.accuracy:.4f} -> {best.accuracy:.4f}"
+        f"accuracy {before.accuracy:.4f} -> {best.accuracy:.4f}{refitted}"
     )
