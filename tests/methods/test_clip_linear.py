@@ -116,7 +116,9 @@ def test_only_a_plain_linear_layer_in_ordinary_precision_is_linear():
     assert linear(layer) is layer
     assert linear(Counted(layer)) is layer
     assert linear(Scaled(3, 2)) is None
-    assert linear(nn.Sequential(layer)) is None
+    assert linear(nn.Sequential(nn.Dropout(0.2), layer)) is layer
+    assert linear(nn.Sequential(layer, nn.ReLU())) is None
+    assert linear(nn.Sequential(nn.Linear(3, 3), layer)) is None
     assert linear(nn.Linear(3, 2).half()) is None
     assert linear(nn.Linear(3, 2).bfloat16()) is None
     assert linear(None) is None

@@ -101,7 +101,8 @@ class Calibrator(nn.Module, ABC):
             with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
                 if not math.isfinite(before):
-                    check_finite(raw)
+                    check_finite(raw)  # names the rows, on the rank that holds them
+                    raise InputError(f"the network's own {loss.name} is {before}: check its logits")
                 steps = tuple(run_steps(self.steps_in_order(), problem, mode))
         self.report = FitReport(
             recipe=repr(self),

@@ -111,7 +111,7 @@ def refine(
 def next_point(points: list[Point], walk: Walk) -> float | None:
     """Where to evaluate next; None when nothing is to be gained.
 
-    The model is trusted no further than the points beside the best one, and no further than REACH
+    The model is trusted no further than the points beside the best one, and no further than BEYOND
     where there are none.
     """
     best = best_of(points)
@@ -141,7 +141,7 @@ def _first_steps(best: float, left: float | None, right: float | None, walk: Wal
 
 
 def _widest(best: float, low: float, high: float) -> float:
-    """A point in the wider of the two gaps, two thirds of the way to the best one."""
+    """A point in the wider of the two gaps, a third of the way from the best point to its end."""
     edge = high if high - best > best - low else low
     return best + (edge - best) / 3
 

@@ -19,8 +19,12 @@ SMALL = 2**24  # n d k up to which the whole path is kept: 256 MiB in float64
 
 
 def linear(head: Head | None) -> nn.Linear | None:
-    """The plain linear layer behind a head, in ordinary precision; None for any other head."""
+    """The plain linear layer a head consists of, in ordinary precision; None for any other head."""
     inner = head.head if isinstance(head, Counted) else head
+    if type(inner) is nn.Sequential and not (inner._forward_hooks or inner._forward_pre_hooks):
+        # Dropout before the last layer is common, and does nothing in eval mode, where fits run.
+        rest = [part for part in inner if not isinstance(part, (nn.Dropout, nn.Identity))]
+        inner = rest[0] if len(rest) == 1 else inner
     if type(inner) is not nn.Linear or inner.weight.dtype.itemsize < 4:
         return None
     hooked = inner._forward_hooks or inner._forward_pre_hooks  # they may compute anything

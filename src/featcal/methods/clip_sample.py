@@ -104,7 +104,7 @@ def sample(problem: Problem, share: float) -> Problem:
 
     Rows are picked by their content, so that neither the order of the rows nor their split into
     batches or ranks changes the sample. Where that picks none or far too many, as among copies of
-    a few rows, every so-manieth row is taken instead: the cost of a scan must stay bounded.
+    a few rows, rows are taken at equal distances instead: the cost of a scan must stay bounded.
     """
     share = min(share, MOST / problem.facts.rows)
     data = problem.data if problem.data.kept else problem.source

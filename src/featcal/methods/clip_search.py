@@ -102,7 +102,7 @@ def look_around(
     assert trials.best is not None
     reach = WINDOW if settled else WIDE_WINDOW
     close, lowest = look_closely(trials, *trials.best, guard, reach)
-    return [*trials.seen[:1], *close], abs(math.log(lowest / best.threshold)) < 0.99 * reach
+    return [before, close], abs(math.log(lowest / best.threshold)) < 0.99 * reach
 
 
 def starting_points(trials: Trials, found: Valley, ends: list[Point], top: float) -> list[Point]:
@@ -138,8 +138,8 @@ def evaluations(problem: Problem, window: bool) -> int:
 
 def look_closely(
     trials: Trials, middle: Trial, there: Data, guard: float, reach: float
-) -> tuple[list[Trial], float]:
-    """Exact trials around a threshold, then around the best of them; the allowed ones, and which.
+) -> tuple[Trial, float]:
+    """Exact trials across a window of thresholds, then closer around the best of them.
 
     Args:
         trials: what was tried so far.
@@ -147,6 +147,9 @@ def look_closely(
         there: the data with the logits of that trial.
         guard: the share of the accuracy that must remain.
         reach: how far to look on either side, in log thresholds.
+
+    Returns:
+        The best allowed trial, and the threshold the first look across the window liked best.
     """
     problem, centre = trials.problem, middle.threshold
     low, high = (centre * math.exp(side * 1.2 * reach) for side in (-1, 1))
@@ -157,8 +160,7 @@ def look_closely(
     lowest = lowest_allowed(close.seen, trials.seen[0], guard).threshold
     for shift in track("clip: finer window", np.linspace(-reach / 6, reach / 6, 9).tolist()):
         close.at(lowest * math.exp(shift))
-    best = close.complete(lowest_allowed(close.seen, trials.seen[0], guard))
-    return [best], lowest
+    return close.complete(lowest_allowed(close.seen, trials.seen[0], guard)), lowest
 
 
 def lowest_allowed(trials: list[Trial], before: Trial, guard: float) -> Trial:
@@ -220,7 +222,7 @@ def towards_guard(trials: Trials, guard: float, peak: float) -> tuple[list[Trial
     edge = next((t for t in trials.seen if t.threshold == high), trials.seen[0])
     there = Through(trials.view(high), stored_logits, features=False)
     close, lowest = look_closely(trials, replace(edge, threshold=high), there, guard, WIDE_WINDOW)
-    return [*trials.seen, *close], abs(math.log(lowest / high)) < 0.99 * WIDE_WINDOW
+    return [*trials.seen, close], abs(math.log(lowest / high)) < 0.99 * WIDE_WINDOW
 
 
 def far_end(peaks: Tensor, problem: Problem) -> list[float]:

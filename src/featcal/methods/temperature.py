@@ -25,7 +25,7 @@ PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
 
 @final
 class Temperature(LogitMap):
-    """z / T with one T > 0 for all classes; predictions never change.
+    """z / T with one T > 0 for all classes; the order of a row's logits never reverses.
 
     The NLL is convex in b = 1 / T, with slope mean(sum_k z_k p_k - z_y) and curvature
     mean(var_p(z)), p = softmax(b z): Newton's method inside a bracket finds the one minimum
