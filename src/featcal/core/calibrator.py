@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import warnings
@@ -21,6 +22,7 @@ from featcal.core.fitting import (
     Counted,
     FitReport,
     Problem,
+    Stepped,
     StepReport,
     evaluating,
 )
@@ -42,7 +44,9 @@ class Calibrator(nn.Module, ABC):
 
     name: ClassVar[str]
     needs_features: bool = True
+    needs_train: bool = False
     keeps_accuracy: bool = False
+    quick: str | None = None  # a cheaper method that joint fitting tries in this one's place
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,6 +75,7 @@ class Calibrator(nn.Module, ABC):
         *,
         loss: Loss = nll,
         mode: Mode = "joint",
+        train: Batch | Data | None = None,
     ) -> Self:
         """Learns from labelled data the classifier was not trained on.
 
@@ -80,6 +85,7 @@ class Calibrator(nn.Module, ABC):
             loss: what to minimise.
             mode: "joint" chooses a feature step knowing that the later steps are refitted;
                 "sequential" fits each step for itself, in order, as the paper does.
+            train: rows the classifier was trained on, for methods that need them (density).
 
         Returns:
             The calibrator itself; `report` says what was found.
@@ -89,6 +95,8 @@ class Calibrator(nn.Module, ABC):
             raise InputError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
         if head is None and self.needs_features:
             raise InputError(f"{self!r} works on features: pass head=, the classifier's last layer")
+        if train is None and self.needs_train:
+            raise InputError(f"{self!r} measures distance to training rows: pass train=, such rows")
         data = as_data(data, head)
         with evaluating(head):
             facts = survey(data, head)
@@ -97,7 +105,8 @@ class Calibrator(nn.Module, ABC):
             self.to(facts.device)
             counted = None if head is None else Counted(head)
             raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
-            problem = Problem(data, raw, counted, loss, facts)
+            seen = None if train is None else as_data(train, head)
+            problem = Problem(data, raw, counted, loss, facts, train=seen)
             with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
                 if not math.isfinite(before):
@@ -121,6 +130,22 @@ class Calibrator(nn.Module, ABC):
             if step.warning:
                 warnings.warn(step.warning, CalibrationWarning, stacklevel=3)
         return self
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The constructor's arguments, as given."""
+        return {key: getattr(self, key) for key in inspect.signature(type(self)).parameters}
+
+    def reset(self) -> Self:
+        """Forgets what was fitted: the identity again."""
+        for key, value in type(self)(**self.hyperparameters())._buffers.items():
+            old = self._buffers[key]
+            assert value is not None
+            self._buffers[key] = value if old is None else value.to(old.device)
+        return self
+
+    def stand_in(self) -> Calibrator:
+        """What joint fitting refits for every value of an earlier step: this, or a cheaper kin."""
+        return copy.deepcopy(self) if self.quick is None else METHODS[self.quick]()
 
     def check(self) -> None:
         """Refuses fitted values no fit can give, as a damaged or foreign file may hold them."""
@@ -148,12 +173,9 @@ class Calibrator(nn.Module, ABC):
 
     def __repr__(self) -> str:
         """The recipe: hyperparameters that differ from their defaults, never fitted values."""
-        given = {
-            key: getattr(self, key)
-            for key, parameter in inspect.signature(type(self)).parameters.items()
-            if getattr(self, key) != parameter.default
-        }
-        arguments = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        known, given = inspect.signature(type(self)).parameters, self.hyperparameters()
+        changed = [key for key, value in given.items() if value != known[key].default]
+        arguments = ", ".join(f"{key}={given[key]!r}" for key in changed)
         return f"{self.name}({arguments})" if arguments else self.name
 
     def __str__(self) -> str:
@@ -204,6 +226,15 @@ class LogitMap(Calibrator):
         return self.map_logits(wide(head(features)))
 
 
+def seen_features(features: Tensor, head: Head) -> Tensor:
+    """The features as the network's own layer gets them: clipped, where a clip stands between."""
+    if not isinstance(head, Stepped):
+        return features
+    step = head.step
+    mapped = step.map_features(features) if isinstance(step, FeatureMap) else features
+    return seen_features(mapped, head.head)
+
+
 @final
 class Pipeline(Calibrator):
     """`clip | temperature`: each step calibrates the head left by the steps before it."""
@@ -224,6 +255,7 @@ class Pipeline(Calibrator):
                 )
         self.steps = nn.ModuleList(flat)
         self.needs_features = any(step.needs_features for step in flat)
+        self.needs_train = any(step.needs_train for step in flat)
         self.keeps_accuracy = all(step.keeps_accuracy for step in flat)
 
     def steps_in_order(self) -> list[Calibrator]:
@@ -232,8 +264,8 @@ class Pipeline(Calibrator):
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """The logits of the head with every step on it."""
-        for step in self.steps:
-            head = partial(step, head=head)
+        for step in self.steps_in_order():
+            head = Stepped(step, head)
         return head(features)
 
     def check(self) -> None:
@@ -265,13 +297,3 @@ class CalibratedHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Calibrated logits (n, k) of features (n, d)."""
         return self.calibrator(features, self.head)  # type: ignore[no-any-return]
-
-
-__all__ = [
-    "METHODS",
-    "CalibratedHead",
-    "Calibrator",
-    "FeatureMap",
-    "LogitMap",
-    "Pipeline",
-]

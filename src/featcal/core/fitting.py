@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Head, Through
+from featcal.core.errors import InputError
 from featcal.core.loss import Loss
 from featcal.core.survey import Facts
 
@@ -72,6 +73,7 @@ class Problem:
         facts: rows, classes and device of the data.
         then: the later steps of the pipeline, to be refitted for every value this step tries
             (joint fitting), or None when this step is fitted for itself.
+        train: rows the classifier was trained on, for methods that measure density; else None.
     """
 
     source: Data
@@ -80,6 +82,16 @@ class Problem:
     loss: Loss
     facts: Facts
     then: Calibrator | None = None
+    train: Data | None = None
+
+    def smooth_loss(self, method: str) -> Loss:
+        """The loss, refused where a method fitted by gradients cannot follow it."""
+        if not self.loss.smooth:
+            raise InputError(
+                f"{method} is fitted by gradients, and {self.loss.name} has none: "
+                "fit it by nll or brier"
+            )
+        return self.loss
 
 
 @dataclass(frozen=True)

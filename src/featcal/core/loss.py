@@ -29,12 +29,14 @@ class Loss:
         value: (sums over all rows, number of rows) -> the loss. An average by default; a binned
             error such as ECE is a function of its bins' sums.
         size: s, known beforehand so that a rank without rows can still take part.
+        smooth: whether the sums have a gradient in the logits that a descent can follow.
     """
 
     name: str
     sums: Callable[[Tensor, Batch], Tensor]
     value: Callable[[Tensor, float], float] = mean
     size: int = 1
+    smooth: bool = True
 
     def after(self, change: Callable[[Tensor], Tensor]) -> "Loss":
         """This loss of changed logits, as a search over a method's values needs it."""
@@ -77,8 +79,8 @@ def _ece_value(sums: Tensor, rows: float) -> float:
 
 nll = Loss("nll", _nll_sums)
 brier = Loss("brier", _brier_sums)
-ece = Loss("ece", _ece_sums, _ece_value, size=3 * ECE_BINS)
-accuracy = Loss("accuracy", _correct_sums)
+ece = Loss("ece", _ece_sums, _ece_value, size=3 * ECE_BINS, smooth=False)
+accuracy = Loss("accuracy", _correct_sums, smooth=False)
 confidence = Loss("confidence", _confidence_sums)
 
 CRITERIA = {loss.name: loss for loss in (nll, brier, ece)}

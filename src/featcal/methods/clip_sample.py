@@ -14,6 +14,7 @@ from torch import Tensor
 from featcal.core import dist
 from featcal.core.batch import Batch, Through, raw_logits
 from featcal.core.fitting import Problem
+from featcal.core.folds import row_hash
 from featcal.core.progress import track
 from featcal.core.solve import Point, Shape, best_of, fitted_shape, flat, vertex
 from featcal.core.threads import FEW_LARGE, calm
@@ -119,9 +120,7 @@ def sample(problem: Problem, share: float) -> Problem:
 
 def _picked(batch: Batch, share: float) -> Tensor:
     assert batch.features is not None
-    bits = batch.features.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64)
-    mixed = bits * -7046029254386353131  # Fibonacci hashing: the high bits come out well mixed
-    return ((mixed >> 32) & 0xFFFFFFFF) < share * 2**32
+    return row_hash(batch.features) < share * 2**32
 
 
 def activation_sizes(problem: Problem) -> Tensor:

@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from featcal.core import dist
-from featcal.core.batch import Data
 from featcal.core.calibrator import LogitMap
+from featcal.core.descend import published_lbfgs
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
-from featcal.core.loss import Loss, measure, nll
-from featcal.core.solve import Minimum, minimize_log
+from featcal.core.loss import CRITERIA, Loss, measure
+from featcal.core.tempering import Tempered, temper
 from featcal.core.threads import calm
 
-CAP = 1e3  # T stays within this factor of the logits' own scale
-STEPS = 60
-PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
+GRID = np.arange(1, 101) / 10  # the temperatures of the grid search: 0.1, 0.2, ..., 10.0
 
 
 @final
 class Temperature(LogitMap):
     """z / T with one T > 0 for all classes; the order of a row's logits never reverses.
 
-    The NLL is convex in b = 1 / T, with slope mean(sum_k z_k p_k - z_y) and curvature
-    mean(var_p(z)), p = softmax(b z): Newton's method inside a bracket finds the one minimum
-    without a learning rate, a seed or a negative T.
+    T minimises the loss of the fit (NLL) or another criterion: see `core.tempering`.
+
+    Args:
+        criterion: what T is chosen by: "nll", "brier" or "ece"; None for the loss of the fit.
+        grid: choose T among 0.1, 0.2, ..., 10.0, as the focal-loss study did.
+        reference: the search behind the paper's tables: L-BFGS from T = 1 with step 0.02 and no
+            line search, which stops a little short of the minimum.
     """
 
     name = "temperature"
     keeps_accuracy = True
     temperature: Tensor
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, criterion: str | None = None, grid: bool = False, reference: bool = False
+    ) -> None:
         super().__init__()
+        if criterion is not None and (not isinstance(criterion, str) or criterion not in CRITERIA):
+            raise InputError(
+                f"temperature: criterion is {criterion!r}: choose {', '.join(CRITERIA)} or None"
+            )
+        for key, flag in (("grid", grid), ("reference", reference)):
+            if not isinstance(flag, bool):
+                raise InputError(f"temperature: {key} is {flag!r}: give True or False")
+        if reference and (grid or criterion is not None):
+            raise InputError("temperature: reference=True fixes the search: leave the others out")
+        self.criterion, self.grid, self.reference = criterion, grid, reference
         self.register_buffer("temperature", torch.ones(()))
 
     def map_logits(self, logits: Tensor) -> Tensor:
@@ -52,58 +65,56 @@ class Temperature(LogitMap):
             )
 
     def learn(self, problem: Problem) -> list[StepReport]:
-        """Newton for the NLL; a scan and a zoom in log T for any other loss."""
-        loss = problem.loss
-        before, scale = measure(problem.data, loss, LOGIT_SCALE)
-        self.assign(temperature=1.0)
-        if scale == 0:
-            return [_unchanged(before, "each row's logits are all equal: no temperature matters")]
-        low, high = 1 / (CAP * scale), CAP / scale  # of b
-        solve = _newton if loss is nll else _search
+        """Newton for the NLL; a scan and a walk in log T for any other loss."""
+        self.reset()
+        before = measure(problem.data, problem.loss)[0]
+        criterion = problem.loss if self.criterion is None else CRITERIA[self.criterion]
         with calm(problem.facts.rows * problem.facts.classes):
-            found = solve(problem.data, loss, low, high)
-        if not found.score < before:
-            return [_unchanged(before, "T = 1 is already the best temperature")]
-        temperature = 1 / found.at
+            found = self._search(problem, criterion)
+        if found is None:
+            return [_unchanged(before, "each row's logits are all equal: no temperature matters")]
+        return [self._report(problem, criterion, before, found)]
+
+    def _search(self, problem: Problem, criterion: Loss) -> Tempered | None:
+        if self.reference:
+            return _published(problem)
+        if self.grid:
+            return _on_grid(problem, criterion)
+        return temper(problem.data, criterion)
+
+    def _report(
+        self, problem: Problem, criterion: Loss, before: float, found: Tempered
+    ) -> StepReport:
+        temperature, after = found.temperature, found.loss
+        own = criterion is problem.loss
+        if not self.reference and not after < (
+            before if own else measure(problem.data, criterion)[0]
+        ):
+            return _unchanged(before, "T = 1 is already the best temperature")
         self.assign(temperature=temperature)
+        if not own:
+            after = measure(problem.data, problem.loss.after(self.map_logits))[0]
         message = f"T = {temperature:.4g}: " + (
             "the network was overconfident" if temperature > 1 else "the network was underconfident"
         )
         warning = ""
-        if not low * (1 + 1e-9) < found.at < high * (1 - 1e-9):
-            message = warning = _capped(temperature, at_top=found.at >= high * (1 - 1e-9))
-        elif not found.converged:
+        if found.capped.any():
+            message = warning = _capped(temperature, at_top=bool(found.capped[0] > 0))
+        elif not found.converged and not self.reference:
             message = warning = (
                 f"the search for T had not settled when it stopped at {temperature:.4g}"
             )
-        return [
-            StepReport(
-                self.name,
-                {"temperature": temperature},
-                noop=False,
-                loss_before=before,
-                loss_after=found.score,
-                converged=found.converged,
-                message=message,
-                warning=warning,
-                details={"iterations": found.steps},
-            )
-        ]
-
-
-def _scale_sums(logits: Tensor, _: object) -> Tensor:
-    spread = (logits.amax(1) - logits.mean(1)).double()
-    spread = spread[spread > 0]
-    return torch.stack([spread.log().sum(), torch.tensor(float(len(spread))).to(spread)])
-
-
-def _scale_value(sums: Tensor, _: float) -> float:
-    return math.exp(float(sums[0] / sums[1])) if sums[1] else 0.0
-
-
-# How far the top logit stands above the mean one, by the geometric mean so that no single row
-# decides: the unit in which a temperature is large or small.
-LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
+        return StepReport(
+            self.name,
+            {"temperature": temperature},
+            noop=False,
+            loss_before=before,
+            loss_after=after,
+            converged=found.converged,
+            message=message,
+            warning=warning,
+            details={"iterations": found.steps, "criterion": criterion.name},
+        )
 
 
 def _unchanged(loss: float, why: str) -> StepReport:
@@ -119,86 +130,19 @@ def _capped(temperature: float, *, at_top: bool) -> str:
     return f"temperature stopped at its cap T = {temperature:.4g}: {why}"
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """Value, slope and curvature of the mean NLL at one b."""
-
-    value: float
-    slope: float
-    bend: float
+def _on_grid(problem: Problem, criterion: Loss) -> Tempered:
+    """The best of 100 temperatures; the smallest among equals."""
+    scores = [_at(problem, criterion, float(t)) for t in GRID]
+    best = int(np.argmin(scores))
+    return Tempered(1 / GRID[best : best + 1], scores[best], len(GRID), True, np.zeros(1))
 
 
-def _curve(data: Data, inverse: float) -> _Curve:
-    """One pass over the logits, one reduction."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    for batch in data:
-        assert batch.logits is not None
-        sums[:3] += _curve_sums(batch.logits, batch.labels, inverse).cpu()
-        sums[3] += len(batch)
-    value, slope, bend, rows = dist.total(sums).tolist()
-    return _Curve(value / rows, slope / rows, bend / rows)
+def _at(problem: Problem, criterion: Loss, temperature: float) -> float:
+    return measure(problem.data, criterion.after(lambda logits: logits / temperature))[0]
 
 
-def _curve_sums(logits: Tensor, labels: Tensor, inverse: float) -> Tensor:
-    shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
-    true = shifted.gather(1, labels[:, None])[:, 0]
-    weight = (shifted * inverse).exp_()
-    total = weight.sum(1)
-    weight *= shifted
-    first = weight.sum(1) / total  # mean of the shifted logits under p
-    second = weight.mul_(shifted).sum(1) / total
-    value = total.log() - inverse * true
-    rows = torch.stack([value, first - true, second - first.square()])
-    return rows.sum(1, dtype=torch.float64)
-
-
-def _newton(data: Data, _: Loss, low: float, high: float) -> Minimum:
-    """The root of the slope in b, kept inside a shrinking bracket."""
-    caps = (low, high)
-    inverse = min(max(1.0, low), high)
-    for step in range(1, STEPS + 1):
-        here = _curve(data, inverse)
-        if inverse in caps and (here.slope > 0) == (inverse == caps[0]):
-            return Minimum(inverse, here.value, step, converged=False)
-        low, high = (low, inverse) if here.slope > 0 else (inverse, high)
-        gain = here.slope**2 / (2 * here.bend) if here.bend > 0 else math.inf
-        if gain < 1e-13:
-            return Minimum(
-                inverse - here.slope / here.bend, here.value - gain, step, converged=True
-            )
-        inverse = _step(inverse, here, low, high, probe=step == PROBE)
-    return Minimum(inverse, here.value, STEPS, converged=False)
-
-
-def _step(inverse: float, here: _Curve, low: float, high: float, *, probe: bool) -> float:
-    """Newton's step, or a safe one when Newton leaves the bracket.
-
-    Where the likelihood keeps growing, Newton creeps towards the cap by equal steps: one probe of
-    the cap itself settles whether there is a minimum before it.
-    """
-    outward = high if here.slope < 0 else low
-    if probe:
-        return outward
-    target = _newton_target(inverse, here)
-    return target if low < target < high else math.sqrt(inverse * outward)
-
-
-def _newton_target(inverse: float, here: _Curve) -> float:
-    """Newton in b below the minimum, in log b above it.
-
-    Above it the NLL grows like a straight line in b: nearly no curvature, and Newton in b would
-    jump below zero; in log b the same line is convex and the step is sound.
-    """
-    if here.slope < 0:
-        return inverse - here.slope / here.bend if here.bend > 0 else math.inf
-    slope, bend = inverse * here.slope, inverse**2 * here.bend + inverse * here.slope
-    return inverse * math.exp(-slope / bend)
-
-
-def _search(data: Data, loss: Loss, low: float, high: float) -> Minimum:
-    """Any other loss: no convexity is promised, so a scan in log b comes before the zoom."""
-
-    def score(inverse: float) -> float:
-        return measure(data, loss.after(lambda logits: logits * inverse))[0]
-
-    return minimize_log(score, low, high)
+def _published(problem: Problem) -> Tempered:
+    """L-BFGS on T itself, by the paper's settings."""
+    data, classes = problem.data, problem.facts.classes
+    found = published_lbfgs(lambda at, logits: logits / at, torch.ones(1), data, classes)
+    return Tempered(1 / found.at.numpy(), found.value, found.steps, found.converged, np.zeros(1))

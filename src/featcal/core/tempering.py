@@ -1,0 +1,281 @@
+"""Temperatures by Newton's method: one for all rows, or one for each cell of rows.
+
+The NLL is convex in the inverse temperature b = 1/T. With p = softmax(b z), the slope of a row is
+E_p[z] - z_y and the curvature Var_p[z]: Newton's method inside a bracket finds the one minimum
+without a learning rate, a seed or a negative T. Cells, such as predicted classes or groups, are
+independent problems that share every pass over the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from featcal.core import dist
+from featcal.core.batch import Batch, Data, stored_logits
+from featcal.core.loss import Loss, measure, nll
+from featcal.core.solve import minimize_log
+
+CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
+STEPS = 60
+PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
+ENOUGH = 1e-13  # the promised gain, in nats a row, at which a search has settled
+
+Array = NDArray[np.float64]
+CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
+
+
+@dataclass(frozen=True)
+class Tempered:
+    """Where a search ended.
+
+    Attributes:
+        inverse: b = 1/T of each cell, (c,) float64.
+        loss: the mean loss there, over all rows.
+        steps: passes over the data.
+        converged: whether every cell settled inside its bracket.
+        capped: -1 where a cell ended at the lowest b allowed, 1 at the highest, 0 otherwise, (c,).
+    """
+
+    inverse: Array
+    loss: float
+    steps: int
+    converged: bool
+    capped: Array
+
+    @property
+    def temperature(self) -> float:
+        """T, where there is one cell."""
+        return 1 / float(self.inverse[0])
+
+
+@dataclass(frozen=True)
+class Shrinkage:
+    """A pull towards a common b0: each cell's b / b0 - 1 is taken as drawn from N(0, spread^2).
+
+    The penalty (b / b0 - 1)^2 / (2 spread^2), in nats and not a row, keeps every cell's problem
+    convex. For small deviations it is the same as log T ~ N(log T0, spread^2).
+    """
+
+    centre: float
+    spread: float
+
+    def at(self, inverse: Array) -> Array:
+        """Value, slope and curvature of the penalty: (3, c)."""
+        weight = 1 / (self.centre * self.spread) ** 2
+        gap = inverse - self.centre
+        return np.stack([weight * gap**2 / 2, weight * gap, np.full_like(gap, weight)])
+
+
+def temper(data: Data, loss: Loss = nll) -> Tempered | None:
+    """The temperature that minimises a loss; None where no temperature matters.
+
+    Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
+    a walk.
+    """
+    scale = measure(data, LOGIT_SCALE)[0]
+    if scale == 0:
+        return None
+    low, high = 1 / (CAP * scale), CAP / scale
+    if loss is nll:
+        return _newton(lambda b: _sums(data, b, _one_cell, 1), 1, low, high)
+
+    def score(inverse: float) -> float:
+        return measure(data, loss.after(lambda logits: logits * inverse))[0]
+
+    found = minimize_log(score, low, high)
+    at = np.array([found.at])
+    return Tempered(at, found.score, found.steps, found.converged, _at_caps(at, low, high))
+
+
+def temper_cells(
+    data: Data, cell_of: CellOf, cells: int, shrink: Shrinkage | None = None
+) -> Tempered | None:
+    """One temperature a cell, by NLL; None where no temperature matters at all.
+
+    A cell without rows stays at the centre of the shrinkage, or at T = 1 without one.
+    """
+    scale = measure(data, LOGIT_SCALE)[0]
+    if scale == 0:
+        return None
+    return _newton(
+        lambda b: _sums(data, b, cell_of, cells), cells, 1 / (CAP * scale), CAP / scale, shrink
+    )
+
+
+def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
+    """Value, slope and curvature in b of each row's NLL: (3, n).
+
+    Args:
+        logits: (n, k).
+        labels: (n,).
+        inverse: b, one for all or (n,).
+    """
+    rowwise = inverse[:, None] if isinstance(inverse, Tensor) else inverse
+    shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
+    true = shifted.gather(1, labels[:, None])[:, 0]
+    weight = (shifted * rowwise).exp_()
+    total = weight.sum(1)
+    weight *= shifted
+    first = weight.sum(1) / total  # mean of the shifted logits under p
+    second = weight.mul_(shifted).sum(1) / total
+    value = total.log() - inverse * true
+    return torch.stack([value, first - true, second - first.square()])
+
+
+def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
+    """Each row's NLL at its own b, (n,), differentiable in b alone.
+
+    The gradient needs the slope and nothing else, so no graph over n x k numbers is kept.
+    """
+    with torch.no_grad():
+        value, slope, _ = row_curves(logits, labels, inverse)
+    surrogate: Tensor = value + slope * (inverse - inverse.detach())
+    return surrogate
+
+
+def _one_cell(batch: Batch) -> Tensor:
+    return torch.zeros_like(batch.labels)
+
+
+def _sums(data: Data, inverse: Array, cell_of: CellOf, cells: int) -> Array:
+    """Value, slope, curvature and rows of each cell: (4, c); one pass, one reduction."""
+    sums = torch.zeros(4, cells, dtype=torch.float64)
+    for batch in data:
+        if not len(batch):
+            continue
+        logits = stored_logits(batch)
+        if cells == 1:
+            curves = row_curves(logits, batch.labels, float(inverse[0]))
+            sums[:3, 0] += curves.sum(1, dtype=torch.float64).cpu()
+            sums[3, 0] += len(batch)
+            continue
+        cell = cell_of(batch).to(logits.device)
+        b = torch.from_numpy(inverse).to(logits)[cell]
+        curves = row_curves(logits, batch.labels, b).double()
+        rows = torch.cat([curves, torch.ones_like(curves[:1])]).cpu()
+        sums.index_add_(1, cell.cpu(), rows)
+    found: Array = dist.total(sums).numpy()
+    return found
+
+
+def _newton(
+    sums_at: Callable[[Array], Array],
+    cells: int,
+    floor: float,
+    ceiling: float,
+    shrink: Shrinkage | None = None,
+) -> Tempered:
+    """Every cell's search, one step each a pass, until all have settled."""
+    start = min(max(1.0 if shrink is None else shrink.centre, floor), ceiling)
+    searches = [_Search(start, floor, ceiling) for _ in range(cells)]
+    for step in range(1, STEPS + 1):
+        inverse = np.array([search.inverse for search in searches])
+        sums = sums_at(inverse)
+        curves, rows = sums[:3] + (0 if shrink is None else shrink.at(inverse)), sums[3].sum()
+        for search, column in zip(searches, curves.T.tolist(), strict=True):
+            search.see(_Curve(*column), ENOUGH * rows, probe=step == PROBE)
+        if all(search.done for search in searches):
+            break
+    best = np.array([search.inverse for search in searches])
+    values = np.array([search.value for search in searches])
+    if shrink is not None:
+        values = values - shrink.at(best)[0]
+    capped = np.array([float(search.capped) for search in searches])
+    settled = all(search.done and not search.capped for search in searches)
+    return Tempered(best, float(values.sum() / rows), step, settled, capped)
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """Value, slope and curvature of a cell's summed NLL at one b."""
+
+    value: float
+    slope: float
+    bend: float
+
+
+class _Search:
+    """One cell's search for the root of the slope, inside a bracket that shrinks."""
+
+    def __init__(self, start: float, low: float, high: float) -> None:
+        self.inverse, self.low, self.high = start, low, high
+        self.floor, self.ceiling = low, high
+        self.value, self.done, self.capped = math.nan, False, 0
+
+    def see(self, here: _Curve, enough: float, *, probe: bool) -> None:
+        """Takes in the curve at the present b and moves on, or ends."""
+        if self.done:
+            return
+        self.value = here.value
+        self.capped = (self.inverse == self.ceiling and here.slope <= 0) - (
+            self.inverse == self.floor and here.slope > 0
+        )
+        if here.slope == 0 and here.bend == 0:  # no rows, or rows that no temperature changes
+            self.done = True
+            return
+        if here.slope > 0:
+            self.high = self.inverse
+        else:
+            self.low = self.inverse
+        gain = here.slope**2 / (2 * here.bend) if here.bend > 0 else math.inf
+        self.done = bool(self.capped) or gain < enough
+        if self.capped:
+            return
+        if self.done:
+            self.inverse -= here.slope / here.bend
+            self.value -= gain
+            return
+        self.inverse = self._next(here, probe=probe)
+
+    def _next(self, here: _Curve, *, probe: bool) -> float:
+        """Newton's step, or a safe one when Newton leaves the bracket.
+
+        Where the likelihood keeps growing, Newton creeps towards the cap by equal steps: one probe
+        of the cap itself settles whether there is a minimum before it.
+        """
+        outward = self.high if here.slope < 0 else self.low
+        if probe:
+            return outward
+        target = _newton_target(self.inverse, here)
+        return target if self.low < target < self.high else math.sqrt(self.inverse * outward)
+
+
+def _newton_target(inverse: float, here: _Curve) -> float:
+    """Newton in b below the minimum, in log b above it.
+
+    Above it the NLL grows like a straight line in b: nearly no curvature, and Newton in b would
+    jump below zero; in log b the same line is convex and the step is sound.
+    """
+    if here.slope < 0:
+        return inverse - here.slope / here.bend if here.bend > 0 else math.inf
+    slope, bend = inverse * here.slope, inverse**2 * here.bend + inverse * here.slope
+    return inverse * math.exp(-slope / bend)
+
+
+def _at_caps(inverse: Array, low: float, high: float) -> Array:
+    """1 where b lies at the ceiling, -1 where it lies at the floor."""
+    top, bottom = inverse >= high * (1 - 1e-9), inverse <= low * (1 + 1e-9)
+    side: Array = top.astype(float) - bottom.astype(float)
+    return side
+
+
+def _scale_sums(logits: Tensor, _: object) -> Tensor:
+    spread = (logits.amax(1) - logits.mean(1)).double()
+    spread = spread[spread > 0]
+    return torch.stack([spread.log().sum(), torch.tensor(float(len(spread))).to(spread)])
+
+
+def _scale_value(sums: Tensor, _: float) -> float:
+    return math.exp(float(sums[0] / sums[1])) if sums[1] else 0.0
+
+
+# How far the top logit stands above the mean one, by the geometric mean so that no single row
+# decides: the unit in which a temperature is large or small.
+LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)

@@ -1,0 +1,39 @@
+"""Changing the confidence of a prediction without changing the prediction."""
+
+import torch
+from torch import Tensor
+
+NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
+
+
+def with_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
+    """Log-probabilities (n, k) whose predicted class has the given probability (n,).
+
+    The other classes share what is left as they did before. The prediction stays: a confidence that
+    would fall below the runner-up's new share ends just above it, at s / (1 + s) with s the
+    runner-up's share among the others. Confidences of 0 and 1 end just inside.
+    """
+    if logits.shape[1] == 1:
+        return logits
+    top = logits.argmax(1, keepdim=True)
+    others = logits.scatter(1, top, -torch.inf)
+    share = others - others.logsumexp(1, keepdim=True)  # log, (n, k); exact where p_top rounds to 1
+    lowest = share.amax(1).sigmoid() * (1 + NUDGE)
+    highest = 1 - torch.finfo(logits.dtype).eps
+    sure = torch.maximum(confidence.to(logits.dtype), lowest).clamp(max=highest)
+    return (share + torch.log1p(-sure)[:, None]).scatter(1, top, sure.log()[:, None])
+
+
+def keep_prediction(mapped: Tensor, logits: Tensor) -> Tensor:
+    """The mapped logits with the prediction of the given ones.
+
+    For maps that keep the order of a row in exact arithmetic: rounding may tie or swap neighbours.
+    Where the predicted class is not alone in front, it is put just ahead.
+    """
+    if logits.shape[1] == 1:
+        return mapped
+    top = logits.argmax(1, keepdim=True)
+    rival = mapped.scatter(1, top, -torch.inf).amax(1, keepdim=True)
+    ahead = rival + NUDGE * rival.abs().clamp(min=NUDGE)
+    chosen = mapped.gather(1, top)
+    return mapped.scatter(1, top, torch.where(chosen > rival, chosen, ahead))
