@@ -46,6 +46,7 @@ class Calibrator(nn.Module, ABC):
     needs_features: bool = True
     needs_train: bool = False
     keeps_accuracy: bool = False
+    keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
     quick: str | None = None  # a cheaper method that joint fitting tries in this one's place
 
     def __init__(self) -> None:
@@ -106,12 +107,12 @@ class Calibrator(nn.Module, ABC):
             counted = None if head is None else Counted(head)
             raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
             seen = None if train is None else as_data(train, head)
-            problem = Problem(data, raw, counted, loss, facts, train=seen)
             with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
                 if not math.isfinite(before):
                     check_finite(raw)  # names the rows, on the rank that holds them
                     raise InputError(f"the network's own {loss.name} is {before}: check its logits")
+                problem = Problem(data, raw, counted, loss, facts, train=seen, before=before)
                 steps = tuple(run_steps(self.steps_in_order(), problem, mode))
         self.report = FitReport(
             recipe=repr(self),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Head, Through
 from featcal.core.errors import InputError
-from featcal.core.loss import Loss
+from featcal.core.loss import Loss, measure
 from featcal.core.survey import Facts
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Problem:
         then: the later steps of the pipeline, to be refitted for every value this step tries
             (joint fitting), or None when this step is fitted for itself.
         train: rows the classifier was trained on, for methods that measure density; else None.
+        before: the loss without this step where it is known already, else None.
     """
 
     source: Data
@@ -83,6 +84,11 @@ class Problem:
     facts: Facts
     then: Calibrator | None = None
     train: Data | None = None
+    before: float | None = None
+
+    def loss_before(self) -> float:
+        """The loss without this step."""
+        return measure(self.data, self.loss)[0] if self.before is None else self.before
 
     def smooth_loss(self, method: str) -> Loss:
         """The loss, refused where a method fitted by gradients cannot follow it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from featcal.core import dist
 from featcal.core.batch import Batch, Data
 from featcal.core.binning import bin_sums
+from featcal.core.toplabel import predicted
 
 ECE_BINS = 15
 
@@ -60,7 +61,7 @@ def _brier_sums(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _correct_sums(logits: Tensor, batch: Batch) -> Tensor:
-    return (logits.argmax(1) == batch.labels).sum(dtype=torch.float64).view(1)
+    return (predicted(logits) == batch.labels).sum(dtype=torch.float64).view(1)
 
 
 def _confidence_sums(logits: Tensor, batch: Batch) -> Tensor:
@@ -68,8 +69,8 @@ def _confidence_sums(logits: Tensor, batch: Batch) -> Tensor:
 
 
 def _ece_sums(logits: Tensor, batch: Batch) -> Tensor:
-    confidence, prediction = logits.softmax(1).max(1)
-    return bin_sums(confidence, prediction == batch.labels, ECE_BINS).flatten()
+    confidence = logits.softmax(1).amax(1)
+    return bin_sums(confidence, predicted(logits) == batch.labels, ECE_BINS).flatten()
 
 
 def _ece_value(sums: Tensor, rows: float) -> float:

@@ -51,7 +51,7 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
         data = Through(problem.source, head.of_batch, features=keep_features)
     else:
         data = Through(problem.data, partial(_on_logits, step), features=keep_features)
-    return replace(problem, data=data, head=head)
+    return replace(problem, data=data, head=head, before=None)
 
 
 def _on_logits(step: Calibrator, batch: Batch) -> Tensor:
@@ -82,7 +82,7 @@ def settle(
         details: further figures, ready for JSON.
         always: keep the values whatever they do, as published forms and other criteria demand.
     """
-    before = measure(problem.data, problem.loss)[0]
+    before = problem.loss_before()
     now = measure(after(problem, step).data, problem.loss)[0]
     details = {} if details is None else details
     if always or now < before:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 import torch
@@ -18,14 +19,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, stored_logits
+from featcal.core.batch import Batch, Data, Through, stored_logits
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.solve import minimize_log
 
 CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
 STEPS = 60
 PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
-ENOUGH = 1e-13  # the promised gain, in nats a row, at which a search has settled
+BLOCK = 2**19  # numbers that go through all the steps of a curve while they are in the cache
+THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
+ENOUGH = 1e-11  # nats a row: where a step promises less it is the last, and lands closer still
 
 Array = NDArray[np.float64]
 CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
@@ -73,18 +76,19 @@ class Shrinkage:
         return np.stack([weight * gap**2 / 2, weight * gap, np.full_like(gap, weight)])
 
 
-def temper(data: Data, loss: Loss = nll) -> Tempered | None:
+def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempered | None:
     """The temperature that minimises a loss; None where no temperature matters.
 
     Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
-    a walk.
+    a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it.
     """
-    scale = measure(data, LOGIT_SCALE)[0]
+    scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
     if scale == 0:
         return None
     low, high = 1 / (CAP * scale), CAP / scale
     if loss is nll:
-        return _newton(lambda b: _sums(data, b, _one_cell, 1), 1, low, high)
+        start = _start(data, low, high)
+        return _newton(lambda b: _sums(data, b, _one_cell, 1), 1, (low, high), start=start)
 
     def score(inverse: float) -> float:
         return measure(data, loss.after(lambda logits: logits * inverse))[0]
@@ -104,9 +108,9 @@ def temper_cells(
     scale = measure(data, LOGIT_SCALE)[0]
     if scale == 0:
         return None
-    return _newton(
-        lambda b: _sums(data, b, cell_of, cells), cells, 1 / (CAP * scale), CAP / scale, shrink
-    )
+    caps = 1 / (CAP * scale), CAP / scale
+    start = 1.0 if shrink is None else shrink.centre
+    return _newton(lambda b: _sums(data, b, cell_of, cells), cells, caps, shrink, start=start)
 
 
 def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
@@ -117,16 +121,24 @@ def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tenso
         labels: (n,).
         inverse: b, one for all or (n,).
     """
+    block = max(BLOCK // max(logits.shape[1], 1), 1)
+    if len(logits) <= block:
+        return _curves(logits, labels, inverse)
+    each = inverse.split(block) if isinstance(inverse, Tensor) else repeat(inverse)
+    parts = zip(logits.split(block), labels.split(block), each, strict=False)
+    return torch.cat([_curves(*part) for part in parts], 1)
+
+
+def _curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
     rowwise = inverse[:, None] if isinstance(inverse, Tensor) else inverse
     shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
     true = shifted.gather(1, labels[:, None])[:, 0]
     weight = (shifted * rowwise).exp_()
     total = weight.sum(1)
-    weight *= shifted
-    first = weight.sum(1) / total  # mean of the shifted logits under p
-    second = weight.mul_(shifted).sum(1) / total
+    first = torch.linalg.vecdot(weight, shifted) / total  # mean of the shifted logits under p
+    second = torch.linalg.vecdot(weight, shifted.square_()) / total
     value = total.log() - inverse * true
-    return torch.stack([value, first - true, second - first.square()])
+    return torch.stack([value, first - true, (second - first.square()).clamp_(min=0)])
 
 
 def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
@@ -138,6 +150,21 @@ def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
         value, slope, _ = row_curves(logits, labels, inverse)
     surrogate: Tensor = value + slope * (inverse - inverse.detach())
     return surrogate
+
+
+def _start(data: Data, low: float, high: float) -> float:
+    """Where Newton begins: at T = 1, or at the answer of every eighth row where rows are many.
+
+    Two passes over all rows then do the work of five. Which rows were asked cannot be told from
+    the answer: the search over all of them ends at the same minimum.
+    """
+    kept = isinstance(data, Through) and data.kept
+    part = [batch.rows(slice(None, None, THINNED)) for batch in data] if kept else []
+    numbers = float(sum(stored_logits(batch).numel() for batch in part))
+    if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) < MANY:
+        return 1.0
+    found = _newton(lambda b: _sums(part, b, _one_cell, 1), 1, (low, high))
+    return 1.0 if found.capped.any() else float(found.inverse[0])
 
 
 def _one_cell(batch: Batch) -> Tensor:
@@ -168,12 +195,14 @@ def _sums(data: Data, inverse: Array, cell_of: CellOf, cells: int) -> Array:
 def _newton(
     sums_at: Callable[[Array], Array],
     cells: int,
-    floor: float,
-    ceiling: float,
+    caps: tuple[float, float],
     shrink: Shrinkage | None = None,
+    *,
+    start: float = 1.0,
 ) -> Tempered:
     """Every cell's search, one step each a pass, until all have settled."""
-    start = min(max(1.0 if shrink is None else shrink.centre, floor), ceiling)
+    floor, ceiling = caps
+    start = min(max(start, floor), ceiling)
     searches = [_Search(start, floor, ceiling) for _ in range(cells)]
     for step in range(1, STEPS + 1):
         inverse = np.array([search.inverse for search in searches])

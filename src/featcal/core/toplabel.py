@@ -1,9 +1,19 @@
-"""Changing the confidence of a prediction without changing the prediction."""
+"""The predicted class: finding it, and changing its confidence without changing it."""
 
 import torch
 from torch import Tensor
 
 NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
+
+
+def predicted(values: Tensor) -> Tensor:
+    """The class of the largest value of each row (n, k), the first of equal ones: (n,) int64.
+
+    For measuring, not for a forward pass: on a CPU numpy finds it several times faster than torch.
+    """
+    if values.device.type != "cpu" or values.dtype.itemsize < 4 or values.requires_grad:
+        return values.argmax(1)
+    return torch.from_numpy(values.numpy().argmax(1))
 
 
 def with_confidence(logits: Tensor, confidence: Tensor) -> Tensor:

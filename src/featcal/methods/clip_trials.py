@@ -121,7 +121,7 @@ class Trials:
         then = self.problem.then
         if then is None:
             return view
-        then.learn(replace(self.problem, data=view, then=None))
+        then.learn(replace(self.problem, data=view, then=None, before=None))
         return Through(view, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
 
 

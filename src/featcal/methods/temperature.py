@@ -14,9 +14,10 @@ from featcal.core.descend import published_lbfgs
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
 from featcal.core.loss import CRITERIA, Loss, measure
-from featcal.core.tempering import Tempered, temper
+from featcal.core.tempering import LOGIT_SCALE, Tempered, temper
 from featcal.core.threads import calm
 
+ONE_THREAD = 2**25  # logits up to which one thread is quick, and never waits for a busy machine
 GRID = np.arange(1, 101) / 10  # the temperatures of the grid search: 0.1, 0.2, ..., 10.0
 
 
@@ -67,20 +68,20 @@ class Temperature(LogitMap):
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton for the NLL; a scan and a walk in log T for any other loss."""
         self.reset()
-        before = measure(problem.data, problem.loss)[0]
+        before, scale = problem.loss_before(), measure(problem.data, LOGIT_SCALE)[0]
         criterion = problem.loss if self.criterion is None else CRITERIA[self.criterion]
-        with calm(problem.facts.rows * problem.facts.classes):
-            found = self._search(problem, criterion)
+        with calm(problem.facts.rows * problem.facts.classes, ONE_THREAD):
+            found = self._search(problem, criterion, scale)
         if found is None:
             return [_unchanged(before, "each row's logits are all equal: no temperature matters")]
         return [self._report(problem, criterion, before, found)]
 
-    def _search(self, problem: Problem, criterion: Loss) -> Tempered | None:
+    def _search(self, problem: Problem, criterion: Loss, scale: float) -> Tempered | None:
         if self.reference:
             return _published(problem)
         if self.grid:
             return _on_grid(problem, criterion)
-        return temper(problem.data, criterion)
+        return temper(problem.data, criterion, scale=scale)
 
     def _report(
         self, problem: Problem, criterion: Loss, before: float, found: Tempered

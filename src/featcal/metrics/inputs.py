@@ -17,7 +17,7 @@ from featcal.core.errors import InputError
 
 Values = Tensor | NDArray[Any]
 
-CHUNK_VALUES = 2**19  # 2 MiB of float32: the passes over a chunk then find it in the cache
+CHUNK_VALUES = 2**18  # 1 MiB of float32: the passes over a chunk then find it in the cache
 ROUNDING = 1e-6  # exp(z - logsumexp(z)) may end this far above 1
 ROW_SUM = 1e-3
 ROW_SUM_16_BIT = 1e-2

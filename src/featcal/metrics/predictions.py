@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featcal.core.toplabel import predicted
 from featcal.metrics.inputs import Given, Values, read
 
 SMALLEST_PROBABILITY = 1e-12  # stands for 0 where a logarithm of a given probability is taken
@@ -98,9 +99,12 @@ def top_label(
 
 
 def _top(given: Given, values: Tensor, labels: Tensor) -> TopLabel:
-    highest, prediction = values.max(1)
+    prediction = predicted(values)
     # The logits decide the class: softmax can round two different logits to one probability.
-    confidence = values.softmax(1).amax(1) if given.name == "logits" else highest.clamp(max=1)
+    if given.name == "logits":
+        confidence = values.softmax(1).amax(1)
+    else:
+        confidence = values.gather(1, prediction[:, None])[:, 0].clamp(max=1)
     return TopLabel(confidence, prediction == labels)
 
 
