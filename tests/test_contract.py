@@ -410,7 +410,9 @@ def test_dtype_moves(recipe, mode, world, fitted):
     with torch.no_grad():
         found = half(world.features.half())
     assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
+    far = ((found - expected).abs() > 0.05 + 0.02 * expected.abs()).any(1).double().mean()
+    steps = half.calibrator.steps_in_order()
+    assert far <= (0.01 if any(step.jumps for step in steps) else 0)
     mixed = fitted(recipe, mode).to(torch.float64)  # the calibrator alone was moved
     assert outputs(mixed, world.features, world.head).dtype == torch.float32
 
@@ -514,10 +516,13 @@ LAYOUTS = ["uneven", "small", "no rows", "no batches"]
 
 
 @pytest.fixture(scope="module")
-def two_processes(world, tmp_path_factory):
-    """Fits every case on every layout of shards in two real gloo processes."""
+def two_processes(world, tmp_path_factory, request):
+    """Fits every selected case on every layout of shards in two real gloo processes."""
     folder = tmp_path_factory.mktemp("gloo")
-    jobs = [(*case, layout) for layout in LAYOUTS for case in CASES]
+    wanted = [
+        item.callspec.params for item in request.session.items if "two_processes_give" in item.name
+    ]
+    jobs = [(one["recipe"], one["mode"], one["layout"]) for one in wanted]
     (folder / "worker.py").write_text(WORKER)
     torch.save(
         {

@@ -47,6 +47,7 @@ class Calibrator(nn.Module, ABC):
     needs_train: bool = False
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
+    jumps: bool = False  # whether a row at an edge of the map may change by a whole step
     quick: str | None = None  # a cheaper method that joint fitting tries in this one's place
 
     def __init__(self) -> None:
@@ -78,7 +79,7 @@ class Calibrator(nn.Module, ABC):
         mode: Mode = "joint",
         train: Batch | Data | None = None,
     ) -> Self:
-        """Learns from labelled data the classifier was not trained on.
+        """Learns from labelled data the classifier was not trained on; returns the calibrator.
 
         Args:
             data: a Batch or any re-iterable of batches, such as a split of a feature pack.
@@ -87,9 +88,6 @@ class Calibrator(nn.Module, ABC):
             mode: "joint" chooses a feature step knowing that the later steps are refitted;
                 "sequential" fits each step for itself, in order, as the paper does.
             train: rows the classifier was trained on, for methods that need them (density).
-
-        Returns:
-            The calibrator itself; `report` says what was found.
         """
         started = perf_counter()
         if mode not in MODES:

@@ -44,9 +44,9 @@ class Levels:
         Levels(at=array([1., 2.]), rows=array([1., 2.]), hits=array([0., 1.]))
         """
         at, place = np.unique(scores.float().cpu().numpy(), return_inverse=True)
-        hits = np.bincount(place, right.cpu().numpy(), minlength=len(at))
-        rows = np.bincount(place, minlength=len(at))
-        return cls(at.astype(np.float64), rows.astype(np.float64), hits)
+        rows = np.bincount(place, minlength=len(at)).astype(np.float64)
+        hits = np.bincount(place, right.double().cpu().numpy(), len(at)).astype(np.float64)
+        return cls(at.astype(np.float64), rows, hits)
 
     def parts(self, cuts: Places) -> tuple[Array, Array]:
         """Rows and hits of the parts that end after the levels `cuts`: (c + 1,) each."""
@@ -55,13 +55,13 @@ class Levels:
 
     def edges(self, cuts: Places) -> Array:
         """The edges between the levels `cuts` and the next ones: (c,)."""
-        return between(self.at[cuts], self.at[cuts + 1])
+        return halfway(self.at[cuts], self.at[cuts + 1])
 
 
-def between(low: Array, high: Array) -> Array:
+def halfway(low: Array, high: Array) -> Array:
     """Float32 edges e with low <= e < high: halfway, where rounding moves no row across.
 
-    >>> between(np.array([1.0]), np.array([2.0]))
+    >>> halfway(np.array([1.0]), np.array([2.0]))
     array([1.5])
     """
     middle = (low + (high - low) / 2).astype(np.float32).astype(np.float64)

@@ -31,7 +31,7 @@ def nearest(points: Tensor, stored: Tensor, count: int) -> Tensor:
     """
     own = points.square().sum(1, keepdim=True)  # (n, 1)
     best = points.new_zeros(points.shape[0], 0)
-    for block in stored.to(points.dtype).split(BLOCK):
+    for block in torch.split(stored.to(points.dtype), BLOCK):
         squared = own + block.square().sum(1) - 2 * points @ block.T
         both = torch.cat([best, squared.clamp(min=0)], 1)
         best = both.topk(min(count, both.shape[1]), dim=1, largest=False).values

@@ -42,4 +42,4 @@ def odds_of(share: NDArray[np.float64]) -> NDArray[np.float64]:
     [-16384.0, 0.0, 16384.0]
     """
     with np.errstate(divide="ignore"):
-        return np.clip(np.log(share) - np.log1p(-share), -FARTHEST, FARTHEST)
+        return np.asarray((np.log(share) - np.log1p(-share)).clip(-FARTHEST, FARTHEST))
