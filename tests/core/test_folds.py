@@ -53,7 +53,7 @@ def test_equal_rows_stay_together():
 
 
 def test_rows_of_a_network_that_rounds_to_few_values_still_spread():
-    """Logits on a coarse grid, as half precision gives: the bits alone would fall into few folds."""
+    """Logits on a coarse grid, as half precision gives: the low bits are all alike."""
     coarse = (batch(n=4000).logits * 4).round() / 4
     counts = torch.bincount(fold_of(Batch(coarse, torch.zeros(4000).long()), 4), minlength=4)
     assert (counts > 500).all()

@@ -1,5 +1,7 @@
 """The hashed sample: bounded, the same in any order and split, and complete where it can be."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +22,7 @@ def rows(n, d=3, k=2, seed=0):
 
 def cut(batch, edges):
     edges = [0, *sorted(edges), len(batch)]
-    return [batch.rows(slice(a, b)) for a, b in zip(edges, edges[1:], strict=False)]
+    return [batch.rows(slice(a, b)) for a, b in pairwise(edges)]
 
 
 @given(st.lists(st.integers(0, 50), max_size=4), st.integers(0, 5))

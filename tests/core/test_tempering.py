@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from featcal import Batch
-from featcal.core.loss import brier
+from featcal.core import tempering
+from featcal.core.batch import Through, stored_logits
+from featcal.core.loss import brier, measure
 from featcal.core.tempering import (
+    LOGIT_SCALE,
     Shrinkage,
     row_curves,
     row_nll,
@@ -137,10 +140,38 @@ def test_temper_says_at_which_cap_it_stopped(labels, side):
 def test_empty_batches_do_no_harm():
     logits, labels = drawn()
     whole = temper([Batch(logits, labels)])
-    cut = temper([Batch(logits[:0], labels[:0]), Batch(logits[:9], labels[:9])] + [
-        Batch(logits[9:], labels[9:])
-    ])
+    cuts = ((0, 0), (0, 9), (9, 400))
+    cut = temper([Batch(logits[a:b], labels[a:b]) for a, b in cuts])
     assert cut.inverse == pytest.approx(whole.inverse, rel=1e-9)
+
+
+def test_a_start_from_every_eighth_row_ends_at_the_same_minimum(monkeypatch):
+    logits, labels = drawn(n=2000, heat=3.0)
+    view = Through([Batch(logits, labels)], stored_logits)
+    cold = temper(view)
+    list(view)  # the logits now lie in memory
+    assert view.kept
+    monkeypatch.setattr(tempering, "MANY", 1)
+    warm = temper(view)
+    assert warm.inverse == pytest.approx(cold.inverse, rel=1e-9)
+    assert warm.steps < cold.steps
+    # A sample that has no minimum of its own says nothing about where to start.
+    labels[::8] = logits[::8].argmax(1)
+    lucky = temper(Through([Batch(logits, labels)], stored_logits))
+    assert lucky.inverse[0] == pytest.approx(scipy_inverse(logits, labels), rel=1e-6)
+    view = Through([Batch(logits, labels)], stored_logits)
+    list(view)
+    assert temper(view).inverse == pytest.approx(lucky.inverse, rel=1e-9)
+
+
+def test_a_scale_that_is_known_saves_a_pass():
+    logits, labels = drawn()
+    data = [Batch(logits, labels)]
+    scale = measure(data, LOGIT_SCALE)[0]
+    gaps = logits.amax(1) - logits.mean(1)
+    assert scale == pytest.approx(math.exp(float(gaps.log().mean())))
+    assert temper(data, scale=scale).inverse == pytest.approx(temper(data).inverse)
+    assert temper(data, scale=0.0) is None
 
 
 # --- one a cell -------------------------------------------------------------------------------

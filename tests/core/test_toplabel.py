@@ -6,11 +6,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcal.core.toplabel import NUDGE, keep_prediction, with_confidence
+from featcal.core.toplabel import NUDGE, keep_prediction, predicted, with_confidence
 
 
 def rows(n=200, k=5, scale=3.0, seed=0, dtype=torch.float64):
     return torch.tensor(np.random.default_rng(seed).normal(size=(n, k)) * scale, dtype=dtype)
+
+
+# --- predicted ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+def test_predicted_is_the_first_of_equal_maxima(dtype):
+    logits = rows(dtype=torch.float64).round().to(dtype)
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert predicted(logits).tolist() == expected
+    assert predicted(logits).dtype == torch.int64
+    assert predicted(logits.requires_grad_()).tolist() == expected
 
 
 # --- with_confidence --------------------------------------------------------------------------

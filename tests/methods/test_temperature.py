@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from featcal import Batch, CalibrationWarning, Temperature
+from featcal import Batch, CalibrationWarning, InputError, Temperature, metrics
 from featcal.core.loss import brier, ece
 
 
@@ -293,3 +293,112 @@ def test_the_top_class_stays_on_top_even_among_neighbours():
     for temperature in (0.7, 1.412, 2.4975, 3.3):
         scaled = Temperature().assign(temperature=temperature).wrap()(logits)
         assert (scaled[:, 1] >= scaled[:, 0]).all(), temperature
+
+
+# --- other criteria, the grid, and the search behind the paper's tables -----------------------
+
+
+@pytest.fixture(scope="module")
+def paper(shared_file):
+    with np.load(shared_file("anchors", "resnet50-cifar10-ce.npz")) as file:
+        return {key: torch.from_numpy(file[key]) for key in file.files}
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("arguments", "temperature", "accuracy_of_it", "expected"),
+    [
+        ({"reference": True}, 2.494108, 1e-5, (1.389, 2.140, 0.4546, 0.2038)),
+        ({"grid": True}, 2.5, 1e-6, (1.354, 2.143, 0.4543, 0.2038)),
+        ({"grid": True, "criterion": "ece"}, 2.5, 1e-6, (1.354, 2.143, 0.4543, 0.2038)),
+        ({"criterion": "brier"}, 2.881458, 1e-4, (2.965, 2.804, 0.6603, 0.2085)),
+    ],
+)
+def test_the_searches_of_the_literature_on_the_papers_logits(
+    paper, arguments, temperature, accuracy_of_it, expected
+):
+    found = Temperature(**arguments).fit(Batch(paper["val_logits"], paper["val_labels"]))
+    assert float(found.temperature) == pytest.approx(temperature, abs=accuracy_of_it)
+    test = {"logits": found.wrap()(paper["test_logits"]), "labels": paper["test_labels"]}
+    figures = (
+        100 * metrics.ece(**test),
+        100 * metrics.adaptive_ece(**test, reference=True),
+        100 * metrics.classwise_ece(**test),
+        metrics.nll(**test),
+    )
+    assert figures == pytest.approx(expected, abs=5.1e-4)
+    assert metrics.accuracy(**test) == pytest.approx(0.9505)
+
+
+@pytest.mark.shared
+def test_the_reference_on_focal_logits(shared_file):
+    with np.load(shared_file("anchors", "resnet50-cifar10-flsd53.npz")) as file:
+        data = Batch(torch.from_numpy(file["val_logits"]), torch.from_numpy(file["val_labels"]))
+        test = {"logits": torch.from_numpy(file["test_logits"]), "labels": file["test_labels"]}
+    found = Temperature(reference=True).fit(data)
+    assert float(found.temperature) == pytest.approx(1.061205, abs=1e-5)
+    scaled = found.wrap()(test["logits"])
+    assert round(100 * metrics.ece(logits=scaled, labels=test["labels"]), 3) == 0.984
+
+
+@pytest.mark.parametrize("criterion", ["nll", "brier", "ece", None])
+def test_the_grid_is_the_best_of_a_hundred_by_a_naive_loop(criterion):
+    logits, labels = drawn(n=700, heat=1.7, dtype=torch.float64)
+    found = Temperature(criterion=criterion, grid=True).fit(Batch(logits, labels))
+    rule = {"nll": nll64, "brier": brier64, "ece": ece64, None: nll64}[criterion]
+    grid = [round(0.1 * step, 1) for step in range(1, 101)]
+    best = min(grid, key=lambda t: (rule(logits, labels, t), t))
+    assert float(found.temperature) == pytest.approx(best, abs=1e-6)
+    assert found.report.steps[0].details["criterion"] == (criterion or "nll")
+
+
+def test_the_criterion_decides_and_the_loss_of_the_fit_is_reported():
+    logits, labels = drawn(n=1500, heat=2.5)
+    found = Temperature(criterion="brier").fit(Batch(logits, labels))
+    by_loss = Temperature().fit(Batch(logits, labels), loss=brier)
+    assert torch.equal(found.temperature, by_loss.temperature)
+    temperature = float(found.temperature)
+    assert found.report.loss_after == pytest.approx(nll64(logits, labels, temperature), abs=1e-6)
+    assert found.report.loss_before == pytest.approx(nll64(logits, labels, 1), abs=1e-6)
+
+
+def test_the_grid_of_a_network_that_is_calibrated_is_a_noop():
+    logits = torch.tensor([[math.log(3), 0.0]], dtype=torch.float64).repeat(400, 1)
+    labels = torch.tensor([0, 0, 0, 1] * 100)
+    found = Temperature(grid=True).fit(Batch(logits, labels))
+    assert found.report.noop
+    assert found.temperature == 1
+
+
+def test_the_reference_is_torchs_own_lbfgs_of_those_settings():
+    logits, labels = drawn(n=400)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.LBFGS([parameter], lr=0.02, max_iter=1000)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(logits / parameter, labels)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    found = Temperature(reference=True).fit(Batch(logits, labels))
+    assert float(found.temperature) == pytest.approx(parameter.item(), abs=1e-6)
+    assert float(found.temperature) == pytest.approx(scipy_temperature(logits, labels), rel=0.01)
+    assert found.report.steps[0].warning == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"criterion": "mse"}, "temperature: criterion is 'mse': choose nll, brier, ece or None"),
+        ({"criterion": 3}, "temperature: criterion is 3"),
+        ({"grid": 1}, "temperature: grid is 1: give True or False"),
+        ({"reference": None}, "temperature: reference is None: give True or False"),
+        ({"reference": True, "grid": True}, "leave the others out"),
+        ({"reference": True, "criterion": "nll"}, "leave the others out"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        Temperature(**arguments)

@@ -202,7 +202,7 @@ def _newton(
 ) -> Tempered:
     """Every cell's search, one step each a pass, until all have settled."""
     floor, ceiling = caps
-    start = min(max(start, floor), ceiling)
+    start = float(min(max(start, floor), ceiling))
     searches = [_Search(start, floor, ceiling) for _ in range(cells)]
     for step in range(1, STEPS + 1):
         inverse = np.array([search.inverse for search in searches])
