@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -20,13 +19,13 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Through, stored_logits
+from featcal.core.curves import row_curves
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.solve import minimize_log
 
 CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
 STEPS = 60
 PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
-BLOCK = 2**19  # numbers that go through all the steps of a curve while they are in the cache
 THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
 ENOUGH = 1e-11  # nats a row: where a step promises less it is the last, and lands closer still
 
@@ -113,45 +112,6 @@ def temper_cells(
     return _newton(lambda b: _sums(data, b, cell_of, cells), cells, caps, shrink, start=start)
 
 
-def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
-    """Value, slope and curvature in b of each row's NLL: (3, n).
-
-    Args:
-        logits: (n, k).
-        labels: (n,).
-        inverse: b, one for all or (n,).
-    """
-    block = max(BLOCK // max(logits.shape[1], 1), 1)
-    if len(logits) <= block:
-        return _curves(logits, labels, inverse)
-    each = inverse.split(block) if isinstance(inverse, Tensor) else repeat(inverse)
-    parts = zip(logits.split(block), labels.split(block), each, strict=False)
-    return torch.cat([_curves(*part) for part in parts], 1)
-
-
-def _curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
-    rowwise = inverse[:, None] if isinstance(inverse, Tensor) else inverse
-    shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
-    true = shifted.gather(1, labels[:, None])[:, 0]
-    weight = (shifted * rowwise).exp_()
-    total = weight.sum(1)
-    first = torch.linalg.vecdot(weight, shifted) / total  # mean of the shifted logits under p
-    second = torch.linalg.vecdot(weight, shifted.square_()) / total
-    value = total.log() - inverse * true
-    return torch.stack([value, first - true, (second - first.square()).clamp_(min=0)])
-
-
-def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
-    """Each row's NLL at its own b, (n,), differentiable in b alone.
-
-    The gradient needs the slope and nothing else, so no graph over n x k numbers is kept.
-    """
-    with torch.no_grad():
-        value, slope, _ = row_curves(logits, labels, inverse)
-    surrogate: Tensor = value + slope * (inverse - inverse.detach())
-    return surrogate
-
-
 def _start(data: Data, low: float, high: float) -> float:
     """Where Newton begins: at T = 1, or at the answer of every eighth row where rows are many.
 
@@ -159,12 +119,17 @@ def _start(data: Data, low: float, high: float) -> float:
     the answer: the search over all of them ends at the same minimum.
     """
     kept = isinstance(data, Through) and data.kept
-    part = [batch.rows(slice(None, None, THINNED)) for batch in data] if kept else []
+    part = [_thinned(batch) for batch in data] if kept else []
     numbers = float(sum(stored_logits(batch).numel() for batch in part))
     if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) < MANY:
         return 1.0
     found = _newton(lambda b: _sums(part, b, _one_cell, 1), 1, (low, high))
     return 1.0 if found.capped.any() else float(found.inverse[0])
+
+
+def _thinned(batch: Batch) -> Batch:
+    """Every eighth row, without the features: a view would keep all of them alive."""
+    return Batch(stored_logits(batch), batch.labels).rows(slice(None, None, THINNED))
 
 
 def _one_cell(batch: Batch) -> Tensor:

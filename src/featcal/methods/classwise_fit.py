@@ -18,11 +18,12 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Batch, stored_logits
+from featcal.core.curves import row_curves
 from featcal.core.descend import minimize
 from featcal.core.fitting import Problem
 from featcal.core.folds import fold_of
 from featcal.core.loss import nll
-from featcal.core.tempering import Shrinkage, Tempered, row_curves, temper, temper_cells
+from featcal.core.tempering import Shrinkage, Tempered, temper, temper_cells
 
 Array = NDArray[np.float64]
 

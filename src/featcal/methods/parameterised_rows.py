@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from featcal.core.batch import Batch, stored_logits
+from featcal.core.curves import row_curves
 from featcal.core.errors import InputError
 from featcal.core.loss import Loss, brier, nll
-from featcal.core.tempering import row_curves
 from featcal.methods.parameterised_network import REACH
 
 INTERVALS = 24

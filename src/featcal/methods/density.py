@@ -1,0 +1,174 @@
+"""Density-aware calibration: a temperature that grows with the distance to training rows.
+
+After Tomani et al., ICML 2023, who add up several layers; this is the last layer's features alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import final
+
+import torch
+from torch import Tensor
+
+from featcal.core.batch import Batch, Data, Head, wide
+from featcal.core.calibrator import Calibrator, seen_features
+from featcal.core.errors import InputError
+from featcal.core.fitting import Problem, StepReport
+from featcal.core.loss import brier
+from featcal.core.neighbours import nearest, on_sphere
+from featcal.core.sampling import hashed_sample
+from featcal.core.steps import settle
+from featcal.methods.density_weights import (
+    TINY,
+    Found,
+    Scored,
+    best_weights,
+    published_weights,
+    temperature_at,
+)
+
+VIEWS = ("unclipped", "clipped")
+
+
+@final
+class DensityAware(Calibrator):
+    """z / T(x) with T(x) = w0 + w1 s(x), w >= 0, and s a distance to what the network has seen.
+
+    s is the distance to the k-th nearest training row, by features scaled to length 1. Pass rows
+    the network was trained on, fit(..., train=...): some of them become part of the calibrator.
+    w0 = 0 and w1 = 0 are candidates of their own, and the second is temperature scaling.
+
+    Args:
+        neighbours: k; at most as many as there are rows.
+        references: training rows kept, at most; picked by content where there are more.
+        features: "unclipped", or "clipped" for what the head gets after a clip.
+        reference: what the published code does: the nearest neighbour whatever k, squared
+            distances, the squared error instead of the NLL, w0 without a lower bound.
+    """
+
+    name = "density"
+    keeps_accuracy = True
+    keeps_rows = True
+    needs_train = True
+    quick = "temperature"
+    stored: Tensor
+    weights: Tensor
+
+    def __init__(
+        self,
+        *,
+        neighbours: int = 50,
+        references: int = 5000,
+        features: str = "unclipped",
+        reference: bool = False,
+    ) -> None:
+        super().__init__()
+        for key, count in (("neighbours", neighbours), ("references", references)):
+            if type(count) is not int or count < 1:
+                raise InputError(f"density: {key} is {count!r}: give a whole number from 1 up")
+        if features not in VIEWS:
+            raise InputError(f"density: features is {features!r}: choose {' or '.join(VIEWS)}")
+        if not isinstance(reference, bool):
+            raise InputError(f"density: reference is {reference!r}: give True or False")
+        self.neighbours, self.references = neighbours, references
+        self.features, self.reference = features, reference
+        self.register_buffer("stored", torch.zeros(0))
+        self.register_buffer("weights", torch.zeros(0))
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """Divides each row by its own temperature."""
+        logits = wide(head(features))
+        if self.weights.numel() == 0:
+            return logits
+        distance = self.distance(self._seen(features, head)).to(logits.dtype)
+        temperature = temperature_at(self.weights.to(logits.dtype), distance)
+        return logits / temperature[:, None]
+
+    def distance(self, features: Tensor) -> Tensor:
+        """To the k-th nearest stored row, (n,)."""
+        count = 1 if self.reference else min(self.neighbours, self.stored.shape[0])
+        squared = nearest(on_sphere(features), self.stored, count)[:, -1]
+        return squared if self.reference else squared.sqrt()
+
+    def _seen(self, features: Tensor, head: Head) -> Tensor:
+        return seen_features(features, head) if self.features == "clipped" else features
+
+    def check(self) -> None:
+        """Rows, and two finite weights; never below 0 but for the published w0."""
+        if self.weights.numel() == 0:
+            return
+        weights = self.weights.double()
+        sound = weights.shape == (2,) and bool(torch.isfinite(weights).all())
+        if not sound or self.stored.ndim != 2 or not bool(torch.isfinite(self.stored).all()):
+            raise InputError("density: the stored values do not fit it: the file is damaged")
+        if bool((weights < 0).any()) and not self.reference:
+            raise InputError(f"density: w is {weights.tolist()}: it must not be below 0")
+
+    def learn(self, problem: Problem) -> list[StepReport]:
+        """Stores training rows, measures every fit row's distance once, and searches w."""
+        self.reset()
+        loss = brier if self.reference else problem.smooth_loss(self.name)
+        self._store(problem)
+        data = Scored(problem.data, self._distances(problem))
+        found = (
+            published_weights(data, problem)
+            if self.reference
+            else best_weights(data, problem, loss)
+        )
+        if found is None:
+            return [settle(self, problem, {}, "each row's logits are all equal")]
+        self.assign(weights=torch.tensor([found.w0, found.w1]))
+        return [self._report(problem, data, found)]
+
+    def _store(self, problem: Problem) -> None:
+        facts = problem.facts
+        assert problem.train is not None
+        assert problem.head is not None
+        train = hashed_sample(
+            _checked(problem.train, facts.width),
+            self.references,
+            width=facts.width,
+            device=facts.device,
+        )
+        assert train.features is not None
+        if not len(train):
+            raise InputError("density: train is empty: pass rows the network was trained on")
+        self.assign(stored=on_sphere(self._seen(train.features, problem.head)))
+
+    def _distances(self, problem: Problem) -> list[Tensor]:
+        """Of each batch, in the order of the batches: too dear to be measured again in a search."""
+        found = []
+        for batch in problem.data:
+            assert batch.features is not None
+            assert problem.head is not None
+            found.append(self.distance(self._seen(batch.features, problem.head)).double())
+        return found
+
+    def _report(self, problem: Problem, data: Scored, found: Found) -> StepReport:
+        low, mean, high = (max(found.w0 + found.w1 * s, TINY) for s in data.range())
+        return settle(
+            self,
+            problem,
+            {"w0": found.w0, "w1": found.w1},
+            f"T = {found.w0:.4g} + {found.w1:.4g} s, from {low:.4g} to {high:.4g}",
+            converged=found.converged,
+            warning=found.warning,
+            details={"T_mean": mean, "T_min": low, "T_max": high, "rows_kept": len(self.stored)},
+            always=self.reference,
+        )
+
+
+def _checked(train: Data, width: int) -> Iterator[Batch]:
+    """The training rows, refused by name where they cannot be used."""
+    for batch in train:
+        if batch.features is None:
+            raise InputError("density: train holds logits alone: pass rows with features")
+        if batch.features.shape[1] != width:
+            raise InputError(
+                f"density: train has {batch.features.shape[1]} features a row and the data "
+                f"{width}: pass rows of the same layer"
+            )
+        if not bool(torch.isfinite(batch.features.sum(dtype=torch.float64))):
+            raise InputError("density: train holds NaN or infinite features: remove those rows")
+        yield batch

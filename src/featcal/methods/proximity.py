@@ -1,0 +1,195 @@
+"""Proximity-informed calibration: confidence by how close known rows lie (Xiong et al., 2023)."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from featcal.core.batch import Head, stored_logits, wide
+from featcal.core.calibrator import Calibrator, seen_features
+from featcal.core.errors import InputError
+from featcal.core.fitting import Problem, StepReport
+from featcal.core.neighbours import nearest, on_sphere
+from featcal.core.sampling import hashed_sample
+from featcal.core.steps import settle
+from featcal.core.toplabel import with_confidence
+from featcal.methods.proximity_maps import (
+    binned,
+    density_ratio,
+    learn_bins,
+    published_ratio,
+    widths,
+)
+
+HOW = ("density_ratio", "bin_mean_shift")
+VIEWS = ("unclipped", "clipped")
+SLICES, BINS = 5, 10  # of proximity, and of confidence within each
+SAME = 1e-4  # squared distance up to which a stored row is the row itself: rounding reaches 1e-5
+
+
+@final
+class ProximityCalibration(Calibrator):
+    """The predicted class's probability from its confidence and the row's proximity.
+
+    Proximity is the mean of exp(-d^2) over the nearest rows of the fit split, with features of
+    length 1. A row that is itself among the stored ones is not its own neighbour, in the fit and
+    after it. The other classes share what is left as before, and the prediction stays.
+
+    The calibrator keeps rows of the fit split: their features, float32, are part of it.
+
+    Args:
+        neighbours: how many of the nearest rows.
+        how: "density_ratio": the densities of right and of wrong rows over (confidence, proximity),
+            by Gaussian kernels; "bin_mean_shift": the share of right rows in 10 bins of confidence
+            within each of 5 slices of proximity.
+        references: rows kept, at most; picked by content where the fit split has more, and then
+            neither density nor bins use the others.
+        features: "unclipped", or "clipped" for what the head gets after a clip.
+        mirror: reflect the kernels at full confidence, beyond which no row can lie.
+        reference: the published density ratio: no reflection, no belief in the row's own confidence
+            where nothing is near.
+    """
+
+    name = "proximity"
+    keeps_accuracy = True
+    keeps_rows = True
+    quick = "temperature"
+    stored: Tensor
+    right: Tensor
+    wrong: Tensor
+    width: Tensor
+    far_edges: Tensor
+    edges: Tensor
+    shares: Tensor
+
+    def __init__(
+        self,
+        *,
+        neighbours: int = 10,
+        how: str = "density_ratio",
+        references: int = 5000,
+        features: str = "unclipped",
+        mirror: bool = True,
+        reference: bool = False,
+    ) -> None:
+        super().__init__()
+        for key, count in (("neighbours", neighbours), ("references", references)):
+            if type(count) is not int or count < 1:
+                raise InputError(f"proximity: {key} is {count!r}: give a whole number from 1 up")
+        for key, value, known in (("how", how, HOW), ("features", features, VIEWS)):
+            if value not in known:
+                raise InputError(f"proximity: {key} is {value!r}: choose {' or '.join(known)}")
+        for key, flag in (("mirror", mirror), ("reference", reference)):
+            if not isinstance(flag, bool):
+                raise InputError(f"proximity: {key} is {flag!r}: give True or False")
+        if reference and (how != "density_ratio" or not mirror):
+            raise InputError("proximity: reference=True fixes how and mirror: leave them out")
+        self.neighbours, self.how, self.references = neighbours, how, references
+        self.features, self.mirror, self.reference = features, mirror, reference
+        self.jumps = how == "bin_mean_shift"
+        for buffer in ("stored", "right", "wrong", "width", "far_edges", "edges", "shares"):
+            self.register_buffer(buffer, torch.zeros(0))
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """Log-probabilities with the confidence that confidence and proximity call for."""
+        logits = wide(head(features))
+        if self.stored.numel() == 0:
+            return logits
+        at = self.coordinates(logits, self._seen(features, head))
+        return with_confidence(logits, self._chance(at))
+
+    def coordinates(self, logits: Tensor, features: Tensor) -> Tensor:
+        """1 - confidence and 1 - proximity of each row, (n, 2)."""
+        top = logits.argmax(1, keepdim=True)
+        others = logits.scatter(1, top, -torch.inf).logsumexp(1)
+        doubt = (others - logits.logsumexp(1)).exp()
+        return torch.stack([doubt, self._distance(features).to(doubt.dtype)], 1)
+
+    def _distance(self, features: Tensor) -> Tensor:
+        """1 - proximity, (n,); 0 where there is nobody else."""
+        points = on_sphere(features)
+        count = min(self.neighbours, self.stored.shape[0] - 1)
+        squared = nearest(points, self.stored, count + 1)
+        itself = squared[:, :1] <= SAME
+        others = torch.where(itself, squared[:, 1:], squared[:, :-1])  # (n, count)
+        return -torch.expm1(-others).sum(1) / max(count, 1)
+
+    def _chance(self, at: Tensor) -> Tensor:
+        """The chance of being right, (n,)."""
+        if self.how == "bin_mean_shift":
+            return binned(at, self.far_edges, self.edges, self.shares)
+        width = self.width.to(at.dtype)
+        if self.reference:
+            return published_ratio(at, self.right, self.wrong, width)
+        return density_ratio(at, self.right, self.wrong, width, mirror=self.mirror)
+
+    def _seen(self, features: Tensor, head: Head) -> Tensor:
+        return seen_features(features, head) if self.features == "clipped" else features
+
+    def check(self) -> None:
+        """Finite values, and widths above 0."""
+        if not all(bool(torch.isfinite(value).all()) for value in self.buffers()):
+            raise InputError("proximity: a stored value is not finite: the file is damaged")
+        if self.stored.numel() == 0:
+            return
+        by_bins = self.how == "bin_mean_shift"
+        shapes = {
+            "width": (0,) if by_bins else (2, 2),
+            "far_edges": (SLICES - 1,) if by_bins else (0,),
+            "edges": (SLICES, BINS - 1) if by_bins else (0,),
+            "shares": (SLICES, BINS) if by_bins else (0,),
+        }
+        wrong = [key for key, shape in shapes.items() if self.get_buffer(key).shape != shape]
+        if self.stored.ndim != 2 or wrong or not bool((self.width > 0).all()):
+            raise InputError("proximity: the stored values do not fit it: the file is damaged")
+
+    def learn(self, problem: Problem) -> list[StepReport]:
+        """Stores rows and learns who among them was right."""
+        self.reset()
+        facts, head = problem.facts, problem.head
+        assert head is not None
+        rows = hashed_sample(
+            problem.data,
+            self.references,
+            width=facts.width,
+            classes=facts.classes,
+            device=facts.device,
+        )
+        assert rows.features is not None
+        seen = self._seen(rows.features, head)
+        self.assign(stored=on_sphere(seen))
+        logits = stored_logits(rows)
+        at = self.coordinates(logits, seen)
+        right = logits.argmax(1) == rows.labels
+        self._learn_chance(at, right)
+        return [self._report(problem, at, right)]
+
+    def _learn_chance(self, at: Tensor, right: Tensor) -> None:
+        if self.how == "bin_mean_shift":
+            far_edges, edges, shares = learn_bins(at, right, SLICES, BINS)
+            self.assign(far_edges=far_edges, edges=edges, shares=shares)
+            return
+        hits, misses = at[right], at[~right]
+        width = torch.stack([widths(hits, at), widths(misses, at)])
+        self.assign(right=hits, wrong=misses, width=width)
+
+    def _report(self, problem: Problem, at: Tensor, right: Tensor) -> StepReport:
+        proximity = 1 - float(at[:, 1].mean())
+        kept, misses = len(right), int((~right).sum())
+        of = "" if kept == problem.facts.rows else f" of {problem.facts.rows}"
+        return settle(
+            self,
+            problem,
+            {"rows": kept, "proximity": proximity},
+            f"{kept}{of} rows kept, {misses} of them wrong; mean proximity {proximity:.3f}",
+            warning="" if 0 < misses < kept else _one_sided(misses),
+            details={"wrong": misses},
+            always=self.reference,
+        )
+
+
+def _one_sided(misses: int) -> str:
+    which = "right" if misses == 0 else "wrong"
+    return f"proximity: all rows kept were {which}, so nothing tells when the network is not"
