@@ -13,12 +13,11 @@ from scipy.optimize import minimize_scalar
 from featcal import Batch
 from featcal.core import tempering
 from featcal.core.batch import Through, stored_logits
+from featcal.core.curves import row_curves, row_nll
 from featcal.core.loss import brier, measure
 from featcal.core.tempering import (
     LOGIT_SCALE,
     Shrinkage,
-    row_curves,
-    row_nll,
     temper,
     temper_cells,
 )

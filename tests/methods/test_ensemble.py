@@ -12,8 +12,8 @@ from scipy.optimize import minimize
 
 from featcal import Batch, CalibrationWarning, InputError, Temperature, load, metrics, save
 from featcal.core.loss import brier, ece
+from featcal.core.mixture import likeliest_weights, simplex_minimum
 from featcal.methods.ensemble import EnsembleTemperature
-from featcal.methods.ensemble_weights import likeliest_weights, simplex_minimum
 
 
 def drawn(n=600, k=5, *, heat=2.0, noise=0.1, seed=0, dtype=torch.float32):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import repeat
-
 import torch
 from torch import Tensor
 
@@ -21,9 +19,10 @@ def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tenso
     block = max(BLOCK // max(logits.shape[1], 1), 1)
     if len(logits) <= block:
         return _curves(logits, labels, inverse)
-    each = torch.split(inverse, block) if isinstance(inverse, Tensor) else repeat(inverse)
-    parts = zip(torch.split(logits, block), torch.split(labels, block), each, strict=False)
-    return torch.cat([_curves(*part) for part in parts], 1)
+    parts = [slice(start, start + block) for start in range(0, len(logits), block)]
+    each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
+    curves = [_curves(logits[part], labels[part], b) for part, b in zip(parts, each, strict=True)]
+    return torch.cat(curves, 1)
 
 
 def _curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
