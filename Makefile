@@ -2,16 +2,19 @@
 #   make demo    watch an overconfident network become honest
 #   make test    lint, types, layers and all tests
 #   make lint    ruff, mypy and import-linter alone
-#   make bench   our fit beside the published search
+#   make bench   our fits beside the published search and beside other libraries (installs them)
 #   make figures the README's numbers and pictures, from the demo pack
+#   make reproduce  our results beside the paper's tables, from ../shared (minutes)
+#   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+BENCH := .venv-bench
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.txt
 
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: demo test lint bench figures clean
+.PHONY: demo test lint bench figures reproduce coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -25,11 +28,18 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.demo
-	$(BIN)/python bench/clip.py
+bench: $(BENCH)/.peers
+	$(BENCH)/bin/python bench/clip.py
+	$(BENCH)/bin/python bench/peers.py
 
 figures: $(VENV)/.demo
 	$(BIN)/python experiments/figures.py
+
+reproduce: $(VENV)/.demo
+	$(BIN)/python experiments/reproduction.py
+
+coverage: $(VENV)/.demo
+	$(BIN)/python experiments/interval_coverage.py
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:
@@ -46,5 +56,13 @@ $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[dev]'
 	touch $@ $(VENV)/.demo
 
+# The peers come without their dependencies, which would bring another torch: peers.txt names them.
+$(BENCH)/.peers: pyproject.toml constraints.txt bench/peers.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/pip --disable-pip-version-check install --quiet -c constraints.txt hatchling editables
+	$(BENCH)/bin/pip --disable-pip-version-check install --quiet -c constraints.txt --no-build-isolation -e '.[report]' scikit-learn
+	$(BENCH)/bin/pip --disable-pip-version-check install --quiet -c constraints.txt --no-deps -r bench/peers.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) featcal-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(BENCH) featcal-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

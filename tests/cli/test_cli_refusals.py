@@ -156,7 +156,7 @@ BAD_RECIPES = {
     "clip |": ["does not parse"],
     "clip || temperature": ["does not parse"],
     "clip(min_accuracy=0.5": ["does not parse"],
-    "klip": ["'klip'", "clip, temperature"],
+    "klip": ["'klip'", "did you mean clip?", "temperature"],
     "clip and temperature": ["clip and temperature", "'|'"],
     "clip(3)": ["by name"],
     "clip(c=3)": ["'c'", "min_accuracy"],

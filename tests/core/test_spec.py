@@ -55,7 +55,7 @@ def test_a_numpy_number_does_not_spoil_the_recipe():
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("nope", "no method is called 'nope'; have .*clip.*temperature"),
+        ("nope", "no method is called 'nope'; there are .*clip.*temperature"),
         ("clip | nope", "no method is called 'nope'"),
         ("clip(0.99)", r"clip takes arguments by name only, as in clip\(criterion='nll'"),
         (

@@ -9,9 +9,11 @@ from typing import Any
 
 import click
 
-from featcal.cli.commands import compare, evaluate, fit, predict
+from featcal.cli.commands import evaluate, fit, predict
+from featcal.cli.compare import compare
 from featcal.cli.demo import demo
 from featcal.cli.packs import pack
+from featcal.cli.paper import paper
 from featcal.core.errors import InputError
 from featcal.version import __version__
 
@@ -29,7 +31,7 @@ def group() -> None:
     """
 
 
-for command in (demo, fit, evaluate, compare, predict, pack):
+for command in (demo, fit, evaluate, compare, predict, pack, paper):
     group.add_command(command)
 
 

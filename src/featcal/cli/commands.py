@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from featcal.core.spec import parse
 from featcal.core.steps import Mode
 from featcal.core.survey import check_finite, survey
 from featcal.data import Pack, PackSplit
-from featcal.report import comparison
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
 
@@ -57,6 +55,7 @@ def print_json(value: dict[str, Any]) -> None:
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write."
 )
 @split_option("val")
+@click.option("--train-split", help="Rows the network was trained on, for recipes that ask.")
 @click.option("--sequential", is_flag=True, help="Fit step by step, as the paper does.")
 @FORCE
 @JSON
@@ -65,6 +64,7 @@ def fit(
     recipe: str,
     output: Path,
     split: str,
+    train_split: str | None,
     sequential: bool,
     force: bool,
     as_json: bool,
@@ -76,7 +76,10 @@ def fit(
     check_free(output, overwrite=force)
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
-    report = _fit(calibrator, pack, split, "sequential" if sequential else "joint")
+    check_recipe(calibrator, pack, train=train_split is not None)
+    train = None if train_split is None else pack.split(train_split)
+    mode: Mode = "sequential" if sequential else "joint"
+    report = _fit(calibrator, pack, split, mode, train)
     io.save(calibrator, output, overwrite=force)
     if as_json:
         print_json({**report.as_json(), "output": str(output)})
@@ -89,12 +92,17 @@ def fit(
     tables.say(f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}")
 
 
-def check_recipe(calibrator: Calibrator, pack: Pack) -> None:
-    """Refuses a recipe that needs features the pack does not hold."""
+def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> None:
+    """Refuses a recipe that needs features, or training rows, that it would not be given."""
     if calibrator.needs_features and pack.manifest.head is None:
         raise InputError(
             f"{calibrator!r} works on features and {pack.path} holds logits alone: "
             "import features with the head's weight and bias, or use a recipe without clip"
+        )
+    if calibrator.needs_train and not train:
+        raise InputError(
+            f"{calibrator!r} measures distance to rows the network was trained on: name their "
+            "split with --train-split"
         )
 
 
@@ -108,13 +116,14 @@ def about(pack: Pack, *splits: str) -> Iterator[None]:
         raise InputError(f"{pack.path}, split {names}: {error}") from error
 
 
-def _fit(calibrator: Calibrator, pack: Pack, split: str, mode: Mode) -> FitReport:
+def _fit(
+    calibrator: Calibrator, pack: Pack, split: str, mode: Mode, train: PackSplit | None
+) -> FitReport:
     """Fits on a split; warnings are told from the report."""
     data, head = pack.split(split), pack.head
-    check_recipe(calibrator, pack)
     with progress_bar(), about(pack, split), warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
-        report = calibrator.fit(data, head, mode=mode).report
+        report = calibrator.fit(data, head, mode=mode, train=train).report
     assert report is not None
     return report
 
@@ -151,76 +160,6 @@ def _load_for(path: Path, pack: Pack) -> Calibrator:
     calibrator = io.load(path)
     check_recipe(calibrator, pack)
     return calibrator
-
-
-@click.command()
-@PACK
-@click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
-@click.option("--fit-split", default="val", show_default=True, help="The split to fit on.")
-@click.option("--test-split", default="test", show_default=True, help="The split to score on.")
-@click.option("--joint", is_flag=True, help="Fit pipelines jointly instead of step by step.")
-@BINS
-@JSON
-def compare(
-    pack_path: Path,
-    recipes: tuple[str, ...],
-    fit_split: str,
-    test_split: str,
-    joint: bool,
-    bins: int,
-    as_json: bool,
-) -> None:
-    """Fit each RECIPE on val and score it on test.
-
-    Without RECIPEs: none, temperature, clip and clip | temperature. Pipelines are fitted step by
-    step, as in the paper, unless --joint is given.
-
-    Example: featcal compare my-pack none temperature "clip(min_accuracy=0.99) | temperature"
-    """
-    pack = Pack.open(pack_path)
-    if fit_split == test_split:
-        raise InputError(f"--fit-split and --test-split are both {fit_split!r}: never fit on test")
-    rows = compare_splits(
-        pack, recipes, fit_split, test_split, "joint" if joint else "sequential", bins
-    )
-    if as_json:
-        print_json({"rows": [row.as_json() for row in rows]})
-        return
-    how = "jointly" if joint else "step by step"
-    name, n = pack.path.resolve().name, rows[0].scores.n
-    tables.say(f"{name}: fitted {how} on {fit_split}, scored on {n:,} rows of {test_split}")
-    print_comparison(rows)
-    flag = "" if joint else " --sequential"
-    place = shlex.quote(str(pack_path))
-    tables.say(f"Keep a row with: featcal fit {place} RECIPE{flag} -o cal.safetensors")
-
-
-def compare_splits(
-    pack: Pack, recipes: tuple[str, ...], fit_split: str, test_split: str, mode: Mode, bins: int
-) -> list[comparison.Row]:
-    """Fits and scores recipes on the splits of a pack; the standard ones when none are given."""
-    if not recipes:
-        headless = pack.manifest.head is None
-        recipes = ("none", "temperature") if headless else comparison.DEFAULT_RECIPES
-    for calibrator in comparison.parse_all(recipes):
-        if calibrator is not None:
-            check_recipe(calibrator, pack)
-    fit_data, test_data = pack.split(fit_split), pack.split(test_split)
-    with progress_bar(), about(pack, fit_split, test_split):
-        return comparison.compare(fit_data, test_data, recipes, pack.head, mode=mode, bins=bins)
-
-
-def print_comparison(rows: list[comparison.Row]) -> None:
-    """The table, then every warning and the reason of every no-op."""
-    console = tables.console()
-    console.print(tables.comparison_table(rows, console.width))
-    for row in rows:
-        report = None if row.calibrator is None else row.calibrator.report
-        for step in () if report is None else report.steps:
-            if step.warning:
-                tables.say(f"Warning: {row.recipe}: {step.warning}")
-            elif step.noop:
-                tables.say(f"{row.recipe}: {step.message}")
 
 
 @click.command()

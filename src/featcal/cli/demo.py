@@ -8,11 +8,14 @@ from pathlib import Path
 import click
 
 from featcal.cli import tables
-from featcal.cli.commands import JSON, compare_splits, print_comparison, print_json
+from featcal.cli.commands import JSON, print_json
+from featcal.cli.compare import compare_pack, print_comparison
+from featcal.cli.compare_request import Request
 from featcal.data import Pack
 from featcal.data.demo import demo_pack
-from featcal.report.comparison import Row
+from featcal.report.blocks import Block
 from featcal.report.diagram import ReliabilityDiagram, save_comparison
+from featcal.report.rows import Comparison
 
 
 @click.command()
@@ -27,19 +30,20 @@ from featcal.report.diagram import ReliabilityDiagram, save_comparison
 def demo(out: Path, as_json: bool) -> None:
     """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
     pack = demo_pack()
-    rows = compare_splits(pack, (), "val", "test", "sequential", 15)
+    request = Request(pack.path)
+    found = compare_pack(pack, request)
     out.mkdir(parents=True, exist_ok=True)
-    diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in rows]
+    diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in found]
     pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
     if as_json:
-        body = [row.as_json() for row in rows]
+        body = [row.as_json() for row in found]
         print_json({"rows": body, "pictures": [str(path) for path in pictures]})
         return
-    _print_demo(pack, rows, pictures)
+    _print_demo(pack, found, request.blocks(found), pictures)
 
 
-def _print_demo(pack: Pack, rows: list[Row], pictures: list[Path]) -> None:
-    raw, n = rows[0].scores.metrics, rows[0].scores.n
+def _print_demo(pack: Pack, found: Comparison, blocks: list[Block], pictures: list[Path]) -> None:
+    raw, n = found[0].scores.metrics, found[0].scores.n
     tables.say(
         f"A network ({pack.manifest.model}) trained on {pack.manifest.dataset} is "
         f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of {n:,} "
@@ -49,8 +53,8 @@ def _print_demo(pack: Pack, rows: list[Row], pictures: list[Path]) -> None:
     tables.say(
         f"Each recipe is fitted on {fitted_on:,} other images and scored on the test images:"
     )
-    print_comparison(rows)
-    by_ece, by_nll = (min(rows, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
+    print_comparison(found, blocks, tables.console())
+    by_ece, by_nll = (min(found, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
     best = by_ece.scores.metrics
     tables.say(
         f"Expected calibration error: {raw['ece']:.2%} before, {best['ece']:.2%} after "

@@ -1,62 +1,19 @@
-"""Tables for people: the same numbers as --json, rounded, best ones in bold."""
+"""Tables for people: the same numbers as --json, rounded."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from featcal.core.calibrator import Calibrator
-from featcal.core.fitting import FitReport, StepReport
-from featcal.report.comparison import Row
+from featcal.core.fitting import FitReport
+from featcal.report.columns import COLUMNS
+from featcal.report.fitted import step_text
 from featcal.report.scores import Scores
 
 PIPE_WIDTH = 120  # a pipe has no width of its own, and a table must not be cut there
-
-Format = Callable[[float], str]
-
-
-def percent(value: float) -> str:
-    """A fraction as percent with two digits."""
-    return "n/a" if value != value else f"{100 * value:.2f} %"
-
-
-def digits(value: float) -> str:
-    """Four digits after the point."""
-    return "n/a" if value != value else f"{value:.4f}"
-
-
-# name in JSON, heading, format, and whether lower (-1) or higher (+1) is better
-COLUMNS: tuple[tuple[str, str, Format, int], ...] = (
-    ("accuracy", "accuracy", percent, +1),
-    ("ece", "ECE", percent, -1),
-    ("adaptive_ece", "adaptive ECE", percent, -1),
-    ("nll", "NLL", digits, -1),
-    ("brier", "Brier", digits, -1),
-)
-# What a narrow terminal does without, first to go first.
-EXPENDABLE = ("seconds", "brier", "adaptive_ece", "fitted", "nll")
-
-ALL_METRICS: tuple[tuple[str, str, Format], ...] = (
-    ("accuracy", "accuracy", percent),
-    ("confidence", "mean confidence", percent),
-    ("overconfidence", "overconfidence (confidence - accuracy)", percent),
-    ("ece", "ECE (equal-width bins)", percent),
-    ("adaptive_ece", "adaptive ECE (equal-mass bins)", percent),
-    ("classwise_ece", "classwise ECE", percent),
-    ("mce", "MCE (worst bin)", percent),
-    ("rms_ce", "RMS calibration error", percent),
-    ("debiased_ce", "debiased RMS calibration error", percent),
-    ("smooth_ece", "smooth ECE (no bins)", percent),
-    ("nll", "NLL", digits),
-    ("brier", "Brier score", digits),
-    ("auroc", "AUROC of correctness", digits),
-    ("aurc", "AURC (area under risk-coverage)", digits),
-)
 
 
 class _Console(Console):
@@ -67,66 +24,18 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console() -> Console:
+def console(file: TextIO | None = None) -> Console:
     """Standard output, as wide as the terminal; wide enough for any table when it is a pipe.
 
     No markup: a file called [red] is called that.
     """
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    return _Console(width=width, highlight=False, markup=False, emoji=False)
+    width = None if file is None and sys.stdout.isatty() else PIPE_WIDTH
+    return _Console(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 
 def say(text: str) -> None:
     """One line of text; a terminal wraps it, nothing cuts it."""
     console().print(text, soft_wrap=True)
-
-
-def comparison_table(rows: Sequence[Row], width: int) -> Table:
-    """One row a recipe, the best value of each column in bold, as many columns as fit."""
-    screen = Console(width=10_000)
-    for count in range(len(EXPENDABLE) + 1):
-        table = _comparison(rows, EXPENDABLE[:count])
-        if screen.measure(table).maximum <= width:
-            break
-    return table
-
-
-def _comparison(rows: Sequence[Row], without: Sequence[str]) -> Table:
-    shown = [column for column in COLUMNS if column[0] not in without]
-    best = {key: max(sign * row.scores.metrics[key] for row in rows) for key, _, _, sign in shown}
-    table = Table()
-    table.add_column("recipe", overflow="fold", min_width=10)
-    for _, heading, _, _ in shown:
-        table.add_column(heading, justify="right", no_wrap=True)
-    extras = [name for name in ("fitted", "seconds") if name not in without]
-    for name in extras:
-        table.add_column(name, justify="right" if name == "seconds" else "left", no_wrap=True)
-    for row in rows:
-        cells = [_cell(row.scores.metrics[k], f, s, best[k]) for k, _, f, s in shown]
-        more = {"fitted": fitted_text(row.calibrator), "seconds": f"{row.seconds:.2f}"}
-        table.add_row(row.recipe, *cells, *(more[name] for name in extras))
-    return table
-
-
-def _cell(value: float, form: Format, sign: int, best: float) -> Text:
-    # Equal as printed is equal to the reader: both are bold.
-    text = form(value)
-    return Text(text, style="bold green" if text == form(sign * best) else "")
-
-
-def fitted_text(calibrator: Calibrator | None) -> str:
-    """The fitted values in a few characters: c = 2.26, T = 1.14."""
-    report = None if calibrator is None else calibrator.report
-    return "" if report is None else ", ".join(_step_text(step) for step in report.steps)
-
-
-SYMBOLS = {"threshold": "c", "temperature": "T"}
-
-
-def _step_text(step: StepReport) -> str:
-    if step.noop:
-        return f"{step.name}: no-op"
-    return " ".join(f"{SYMBOLS.get(k, k)} = {v:.4g}" for k, v in step.values.items())
 
 
 def fit_table(report: FitReport) -> Table:
@@ -138,8 +47,8 @@ def fit_table(report: FitReport) -> Table:
     for heading in (f"{name} before", f"{name} after", "head passes", "seconds"):
         table.add_column(heading, justify="right")
     for step in report.steps:
-        numbers = (digits(step.loss_before), digits(step.loss_after), str(step.head_passes))
-        table.add_row(step.name, _step_text(step), *numbers, f"{step.seconds:.2f}")
+        numbers = (f"{step.loss_before:.4f}", f"{step.loss_after:.4f}", str(step.head_passes))
+        table.add_row(step.name, step_text(step), *numbers, f"{step.seconds:.2f}")
     return table
 
 
@@ -148,8 +57,8 @@ def scores_table(scores: Scores) -> Table:
     table = Table(show_header=False)
     table.add_column("metric")
     table.add_column("value", justify="right", no_wrap=True)
-    for key, heading, form in ALL_METRICS:
-        table.add_row(heading, form(scores.metrics[key]))
+    for name, column in COLUMNS.items():
+        table.add_row(column.title, column.text(scores.metrics[name]))
     return table
 
 

@@ -15,6 +15,11 @@ def world() -> int:
     return torch_dist.get_world_size() if active() else 1
 
 
+def rank() -> int:
+    """The place of this process among them."""
+    return torch_dist.get_rank() if active() else 0
+
+
 def _shared(values: Tensor) -> Tensor:
     """A copy where the processes can reach it: NCCL knows no main memory."""
     if torch_dist.get_backend() == "nccl":

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+from difflib import get_close_matches
 
 from featcal.core.calibrator import METHODS, Calibrator
 from featcal.core.errors import InputError
@@ -90,8 +91,11 @@ def _literal(keyword: ast.keyword, text: str) -> object:
 
 def _method(name: str, text: str) -> type[Calibrator]:
     if name not in METHODS:
+        near = get_close_matches(name, METHODS, n=1)
+        meant = f"did you mean {near[0]}? There are" if near else "there are"
         raise InputError(
-            f"recipe {shown(text)}: no method is called {name!r}; have {', '.join(sorted(METHODS))}"
+            f"recipe {shown(text)}: no method is called {name!r}; {meant} "
+            f"{', '.join(sorted(METHODS))}"
         )
     return METHODS[name]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -12,7 +13,7 @@ from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating, plain
-from featcal.core.survey import survey
+from featcal.core.survey import Facts, survey
 from featcal.core.threads import calm
 from featcal.metrics import (
     Bins,
@@ -26,6 +27,9 @@ from featcal.metrics import (
     debiased_ce_of,
     smooth_ece_of,
 )
+from featcal.report.bootstrap import Bootstrap, first_row
+from featcal.report.intervals import UNKNOWN, Interval, metric_interval
+from featcal.report.resample import Resamples, checked_resamples
 
 
 @final
@@ -37,11 +41,24 @@ class Scores:
         n: rows scored.
         metrics: name -> value, as fractions.
         bins: the sums behind ECE and the reliability diagram.
+        replicates: name -> (b,) the metric on each resample of the rows; empty without resamples.
     """
 
     n: int
     metrics: dict[str, float]
     bins: Bins
+    replicates: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """Name -> 95 % interval; empty without resamples."""
+        return {name: self.interval(name) for name in self.metrics if name in self.replicates}
+
+    def interval(self, name: str) -> Interval:
+        """The 95 % interval of a metric, NaN at both ends without resamples."""
+        if name not in self.replicates:
+            return UNKNOWN
+        return metric_interval(name, self.metrics[name], self.replicates[name])
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal eval --json` prints it."""
@@ -109,6 +126,8 @@ def evaluate(
     head: Head | None = None,
     *,
     bins: int = 15,
+    resamples: int = 0,
+    seed: int = 0,
 ) -> Scores:
     """Scores the calibrated logits, or the classifier's own without a calibrator.
 
@@ -117,22 +136,48 @@ def evaluate(
         calibrator: what to apply; None scores the network as it is.
         head: the classifier's last layer, when the data holds features.
         bins: equal-width bins of ECE and MCE, and equal-mass bins of adaptive and debiased ECE.
+        resamples: how often the rows are drawn again for `Scores.intervals`; 0 for never.
+        seed: of the resamples.
     """
     data = as_data(data, head)
     with evaluating(head):
         facts = survey(data, head)
-        ready = head is not None and facts.width > 0
-        if calibrator is not None and calibrator.needs_features and not ready:
-            raise InputError(
-                f"{calibrator!r} works on features: pass data with features, and head="
-            )
-        nothing = torch.zeros(0, facts.classes), torch.zeros(0, dtype=torch.int64)
-        tally = _Tally.of(Predictions.of(logits=nothing[0], labels=nothing[1]), bins)
-        with calm(facts.work):
-            for batch in data:
-                logits = calibrated_logits(batch, calibrator, head)
-                tally += _Tally.of(Predictions.of(logits=logits, labels=batch.labels), bins)
-    return tally.reduced().scores(bins)
+        check_usable(calibrator, facts, head)
+        bootstrap = None
+        if checked_resamples(resamples):
+            drawn = Resamples.draw(facts.rows, resamples, seed)
+            bootstrap = Bootstrap(drawn, first_row(data), bins)
+        parts = ((batch, calibrated_logits(batch, calibrator, head)) for batch in data)
+        return score(parts, facts, bins, bootstrap)
+
+
+def check_usable(calibrator: Calibrator | None, facts: Facts, head: Head | None) -> None:
+    """Refuses a calibrator that needs features where there are none."""
+    ready = head is not None and facts.width > 0
+    if calibrator is not None and calibrator.needs_features and not ready:
+        raise InputError(f"{calibrator!r} works on features: pass data with features, and head=")
+
+
+def score(
+    parts: Iterable[tuple[Batch, Tensor]], facts: Facts, bins: int, bootstrap: Bootstrap | None
+) -> Scores:
+    """Scores batches with their calibrated logits; every rank gets the scores of all rows."""
+    nothing = torch.zeros(0, facts.classes), torch.zeros(0, dtype=torch.int64)
+    seen = Predictions.of(logits=nothing[0], labels=nothing[1])
+    tally = _Tally.of(seen, bins)
+    if bootstrap is not None:
+        bootstrap.add(seen)  # a rank without rows takes part in the sums
+    with calm(facts.work):
+        for batch, logits in parts:
+            seen = Predictions.of(logits=logits, labels=batch.labels)
+            tally += _Tally.of(seen, bins)
+            if bootstrap is not None:
+                bootstrap.add(seen)
+    tally = tally.reduced()
+    scores = tally.scores(bins)
+    if bootstrap is None or scores.n < 2:  # one row says nothing of how others would vary
+        return scores
+    return replace(scores, replicates=bootstrap.replicates(tally.ordered))
 
 
 def calibrated_logits(batch: Batch, calibrator: Calibrator | None, head: Head | None) -> Tensor:
