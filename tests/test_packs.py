@@ -1,0 +1,55 @@
+"""Every method on the real networks of ../shared/packs: no warning, no loss, no broken promise."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from featcal import METHODS, import_npz, parse
+from featcal.report.blocks import PAPER_METHODS
+
+pytestmark = pytest.mark.shared
+
+PACKS = [
+    "cifar10-resnet50",
+    "cifar10-wrn16x4",
+    "cifar100-wrn16x4",
+    "cifar10-vit",
+    "imagenet5k-efficientnet_lite0",
+]
+TOO_MANY_CLASSES = {"matrix", "dirichlet"}  # on ImageNet: they refuse, by name
+
+
+@pytest.fixture(scope="module", params=PACKS)
+def pack(request, shared_file, tmp_path_factory):
+    path = tmp_path_factory.mktemp("packs") / request.param
+    return import_npz(shared_file("packs", f"{request.param}.npz"), path)
+
+
+def checked(pack, recipe):
+    """Fits as the paper does; warnings are errors in this suite."""
+    calibrator = parse(recipe)
+    train = pack.split("val") if calibrator.needs_train else None
+    calibrator.fit(pack.split("val"), pack.head, mode="sequential", train=train)
+    report = calibrator.report
+    assert report.warnings == []
+    assert report.loss_after < report.loss_before or report.noop
+    with torch.no_grad():
+        total = 0.0
+        for batch in pack.split("test"):
+            plain, found = pack.head(batch.features), calibrator(batch.features, pack.head)
+            total += float(F.cross_entropy(found.double(), batch.labels.long(), reduction="sum"))
+            if calibrator.keeps_accuracy:
+                assert torch.equal(found.argmax(1), plain.argmax(1))
+    return total / pack.split("test").rows
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_lowers_the_loss_or_says_noop(name, pack):
+    if pack.manifest.classes > 300 and name in TOO_MANY_CLASSES:
+        pytest.skip("refuses so many classes, see test_affine_edges.py")
+    assert 0 < checked(pack, name) < 1.2
+
+
+@pytest.mark.parametrize("name", [recipe for recipe in PAPER_METHODS.values() if recipe != "none"])
+def test_the_papers_methods_after_clip(name, pack):
+    assert 0 < checked(pack, f"clip | {name}") < 1.2
