@@ -1,6 +1,7 @@
 """What the documents show is what the code does and the result files hold."""
 
 import importlib.util
+import inspect
 import json
 import re
 import subprocess
@@ -55,6 +56,23 @@ def test_the_benchmark_table_is_that_of_its_result_file():
     shown = between(bench.DOCS.read_text(), bench.START, bench.END)
     assert shown == bench.table(results["rows"])
     assert all(row["ours"]["head_passes"] <= 10 for row in results["rows"])
+
+
+def test_every_method_and_every_option_is_documented():
+    text = (ROOT / "docs" / "methods.md").read_text()
+    for name, method in featcal.METHODS.items():
+        arguments = inspect.signature(method).parameters.values()
+        call = f"{name}({', '.join(f'{a.name}={a.default!r}' for a in arguments)})"
+        assert f"\n{call}\n" in text, f"docs/methods.md does not show {call}"
+        assert f"`{name}`" in text
+
+
+def test_the_recipes_of_the_documents_can_be_read():
+    for path in ("README.md", "docs/methods.md", "docs/cli.md", "docs/reproduction.md"):
+        for text in re.findall(r"`([a-z_]+\([^`)]*=[^`)]*\))`", (ROOT / path).read_text()):
+            name = text.partition("(")[0]
+            if name in featcal.METHODS:
+                featcal.parse(text)
 
 
 class Net(nn.Module):

@@ -42,6 +42,21 @@ def test_fit_and_scores_equal_those_on_the_cpu(recipe, mode):
     assert scores.metrics["ece"] == pytest.approx(expected["ece"], abs=1e-3)
 
 
+@pytest.mark.parametrize("recipe", [*sorted(featcal.METHODS), "clip | group", "clip | vector"])
+def test_every_method_says_the_same_on_the_device(recipe):
+    val, head = demo_batch("val").rows(slice(0, 3000)), featcal.demo_pack().head
+    far = copy.deepcopy(head).cuda()
+    here = featcal.parse(recipe).fit(val, head, train=val)
+    there = featcal.parse(recipe).fit(on_gpu(val), far, train=on_gpu(val))
+    assert all(value.is_cuda for value in there.buffers())
+    assert there.report.loss_after == pytest.approx(here.report.loss_after, abs=1e-3)
+    with torch.no_grad():
+        probs = there(val.features.cuda(), far).softmax(1).cpu()
+        expected = here(val.features, head).softmax(1)
+    # A row at an edge of a bin or of a group may fall on the other side of it.
+    assert (probs - expected).abs().amax(1).quantile(0.99) < 0.02
+
+
 def test_small_data_takes_the_exact_path_on_the_device_too():
     small = demo_batch("val").rows(slice(0, 200))
     head = featcal.demo_pack().head
