@@ -90,7 +90,8 @@ def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempe
         return _newton(lambda b: _sums(data, b, _one_cell, 1), 1, (low, high), start=start)
 
     def score(inverse: float) -> float:
-        return measure(data, loss.after(lambda logits: logits * inverse))[0]
+        # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
+        return measure(data, loss.after(lambda z: (z.double() if loss.smooth else z) * inverse))[0]
 
     found = minimize_log(score, low, high)
     at = np.array([found.at])
