@@ -1,7 +1,7 @@
 """What featcal compare refuses: exit code 2, one sentence naming option, value and remedy."""
 
 import pytest
-from cli_cases import done, refused, tree
+from cli_cases import arrays, done, packed, refused, tree
 
 FEW = ("--resamples", "100")
 
@@ -43,7 +43,15 @@ def test_recipes_that_need_training_rows(pack, tmp_path):
     for command in (("compare", pack, "density"), ("fit", pack, "density", "-o", tmp_path / "c")):
         assert "--train-split" in refused(*command)
     assert tree(tmp_path) == {}
-    assert compare(pack, "density", "--train-split", "val", "--resamples", "0").out
+    made = arrays()
+    made |= {f"train_{key}": made[f"val_{key}"][:100] for key in ("features", "labels")}
+    whole = packed(tmp_path, made)
+    assert compare(whole, "density", "--train-split", "train", "--resamples", "0").out
+    assert done("fit", whole, "density", "--train-split", "train", "-o", tmp_path / "c").out
+    for flags in (("--train-split", "val"), ("--train-split", "test")):
+        assert "trained on" in refused("compare", whole, "density", *flags)
+    said = refused("fit", whole, "density", "--train-split", "val", "-o", tmp_path / "d")
+    assert "--train-split is 'val'" in said
 
 
 def test_a_metric_named_twice_is_shown_once(pack):

@@ -122,6 +122,33 @@ def test_separable_data_stops_at_the_cap_with_a_warning():
     json.dumps(found.report.as_json(), allow_nan=False)
 
 
+@pytest.mark.parametrize("gap", [20.0, 30.0, 60.0])
+def test_rows_so_sure_that_nothing_is_left_to_gain_keep_their_temperature(gap):
+    labels = torch.arange(300) % 4
+    found = Temperature().fit(Batch(torch.nn.functional.one_hot(labels, 4) * gap, labels))
+    assert found.report.noop
+    assert found.report.loss_before == 0
+    assert "already the best" in found.report.steps[0].message
+
+
+@pytest.mark.parametrize("gap", [5.0, 10.0, 15.0])
+def test_rows_right_and_sure_stop_at_the_cap(gap):
+    labels = torch.arange(300) % 4
+    logits = torch.nn.functional.one_hot(labels, 4) * gap
+    with pytest.warns(CalibrationWarning, match="separate the labels completely"):
+        found = Temperature().fit(Batch(logits, labels))
+    assert not found.report.steps[0].converged
+
+
+def test_nearly_sure_rows_with_one_mistake_have_a_minimum_before_the_cap():
+    labels = torch.arange(400_000) % 4
+    logits = torch.nn.functional.one_hot(labels, 4) * 30.0
+    labels[0] = 1  # 1 in 400,000 wrong: T = 30 / log(3 * 399,999), as for a constant margin
+    found = Temperature().fit(Batch(logits, labels))
+    assert float(found.temperature) == pytest.approx(30 / math.log(3 * 399_999), rel=1e-4)
+    assert found.report.steps[0].converged
+
+
 def test_logits_worse_than_uniform_stop_at_the_top():
     logits, _ = drawn()
     with pytest.warns(CalibrationWarning, match="no better than guessing"):

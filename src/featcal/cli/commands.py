@@ -77,6 +77,8 @@ def fit(
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
     check_recipe(calibrator, pack, train=train_split is not None)
+    if train_split is not None:
+        check_train(train_split, split)
     train = None if train_split is None else pack.split(train_split)
     mode: Mode = "sequential" if sequential else "joint"
     report = _fit(calibrator, pack, split, mode, train)
@@ -103,6 +105,15 @@ def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> N
         raise InputError(
             f"{calibrator!r} measures distance to rows the network was trained on: name their "
             "split with --train-split"
+        )
+
+
+def check_train(train_split: str, *others: str) -> None:
+    """Refuses rows to fit on or to score as rows the network was trained on."""
+    if train_split in others:
+        raise InputError(
+            f"--train-split is {train_split!r}, which is fitted on or scored: name the rows the "
+            "network was trained on"
         )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from featcal.cli.commands import check_recipe
+from featcal.cli.commands import check_recipe, check_train
 from featcal.core.errors import InputError
 from featcal.core.steps import Mode
 from featcal.data import Pack
@@ -96,6 +96,8 @@ class Request:
                 f"--fit-split and --test-split are both {self.fit_split!r}: never fit on test; "
                 "give two splits, or cross-fit one with --folds 5"
             )
+        if self.train_split is not None:
+            check_train(self.train_split, self.fit_split, self.scored_split)
         if self.paper:
             self._check_paper()
 

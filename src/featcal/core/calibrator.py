@@ -246,10 +246,10 @@ class Pipeline(Calibrator):
         for left, right in pairwise(flat):
             if isinstance(left, FeatureMap) and left.name == right.name:
                 raise InputError(f"{left.name} | {right.name}: one {left.name} does all two can do")
-            if isinstance(left, LogitMap) and isinstance(right, FeatureMap):
+            if isinstance(right, FeatureMap) and not isinstance(left, FeatureMap):
                 raise InputError(
                     f"{left.name} | {right.name} is in the wrong order: {right.name} works on "
-                    f"features, before the head, and {left.name} on logits, after it; "
+                    f"features, before the head, and {left.name} on what leaves it; "
                     f"write {right.name} | {left.name}"
                 )
         self.steps = nn.ModuleList(flat)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from featcal.core.batch import Batch
+from featcal.core.batch import Batch, stored_logits
 
 
 def row_hash(values: Tensor) -> Tensor:
@@ -14,6 +14,9 @@ def row_hash(values: Tensor) -> Tensor:
 
 
 def fold_of(batch: Batch, folds: int) -> Tensor:
-    """The fold of each row by its logits, 0 to folds - 1, (n,) int64; equal rows stay together."""
-    assert batch.logits is not None
-    return row_hash(batch.logits) * folds >> 32
+    """The fold of each row by its logits, 0 to folds - 1, (n,) int64; equal rows stay together.
+
+    The logits are rounded to bfloat16 first: their last digits depend on the device and the chunk
+    a head computed them in, and must move no row.
+    """
+    return row_hash(stored_logits(batch).bfloat16()) * folds >> 32

@@ -26,6 +26,7 @@ from featcal.core.solve import minimize_log
 CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
 STEPS = 60
 PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
+SURE = 1e-6  # nats a row: with less than this to lose, rows may be right and sure for ever
 THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
 ENOUGH = 1e-11  # nats a row: where a step promises less it is the last, and lands closer still
 
@@ -175,7 +176,7 @@ def _newton(
         sums = sums_at(inverse)
         curves, rows = sums[:3] + (0 if shrink is None else shrink.at(inverse)), sums[3].sum()
         for search, column in zip(searches, curves.T.tolist(), strict=True):
-            search.see(_Curve(*column), ENOUGH * rows, probe=step == PROBE)
+            search.see(_Curve(*column), rows, probe=step == PROBE)
         if all(search.done for search in searches):
             break
     best = np.array([search.inverse for search in searches])
@@ -203,10 +204,15 @@ class _Search:
         self.inverse, self.low, self.high = start, low, high
         self.floor, self.ceiling = low, high
         self.value, self.done, self.capped = math.nan, False, 0
+        self.settled: tuple[float, float] | None = None  # b and value, while the cap is probed
 
-    def see(self, here: _Curve, enough: float, *, probe: bool) -> None:
+    def see(self, here: _Curve, rows: float, *, probe: bool) -> None:
         """Takes in the curve at the present b and moves on, or ends."""
         if self.done:
+            return
+        if self.settled is not None and here.slope > 0:  # a minimum before the cap after all
+            self.inverse, self.value = self.settled
+            self.done = True
             return
         self.value = here.value
         self.capped = (self.inverse == self.ceiling and here.slope <= 0) - (
@@ -220,14 +226,16 @@ class _Search:
         else:
             self.low = self.inverse
         gain = here.slope**2 / (2 * here.bend) if here.bend > 0 else math.inf
-        self.done = bool(self.capped) or gain < enough
-        if self.capped:
+        self.done = bool(self.capped) or gain < ENOUGH * rows
+        if self.capped or not self.done:
+            self.inverse = self.inverse if self.capped else self._next(here, probe=probe)
             return
-        if self.done:
-            self.inverse -= here.slope / here.bend
-            self.value -= gain
+        end = self.inverse - here.slope / here.bend, here.value - gain
+        # Where next to nothing is left to gain upwards, the labels may be separated completely.
+        if here.slope < 0 and here.value < SURE * rows:
+            self.settled, self.done, self.inverse = end, False, self.ceiling
             return
-        self.inverse = self._next(here, probe=probe)
+        self.inverse, self.value = end
 
     def _next(self, here: _Curve, *, probe: bool) -> float:
         """Newton's step, or a safe one when Newton leaves the bracket.

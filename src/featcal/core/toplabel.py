@@ -31,19 +31,20 @@ def with_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     lowest = share.amax(1).sigmoid() * (1 + NUDGE)
     highest = 1 - torch.finfo(logits.dtype).eps
     sure = torch.maximum(confidence.to(logits.dtype), lowest).clamp(max=highest)
-    return (share + torch.log1p(-sure)[:, None]).scatter(1, top, sure.log()[:, None])
+    mapped = (share + torch.log1p(-sure)[:, None]).scatter(1, top, sure.log()[:, None])
+    return keep_prediction(mapped, logits)
 
 
 def keep_prediction(mapped: Tensor, logits: Tensor) -> Tensor:
     """The mapped logits with the prediction of the given ones.
 
     For maps that keep the order of a row in exact arithmetic: rounding may tie or swap neighbours.
-    Where the predicted class is not alone in front, it is put just ahead.
+    Where another class is predicted then, the one of the given logits is put just ahead of all.
     """
     if logits.shape[1] == 1:
         return mapped
     top = logits.argmax(1, keepdim=True)
-    rival = mapped.scatter(1, top, -torch.inf).amax(1, keepdim=True)
-    ahead = rival + NUDGE * rival.abs().clamp(min=NUDGE)
-    chosen = mapped.gather(1, top)
-    return mapped.scatter(1, top, torch.where(chosen > rival, chosen, ahead))
+    best = mapped.amax(1, keepdim=True)
+    ahead = best + NUDGE * best.abs().clamp(min=NUDGE)
+    same = mapped.argmax(1, keepdim=True) == top
+    return mapped.scatter(1, top, torch.where(same, best, ahead))

@@ -7,7 +7,7 @@ held-out loss is clearly above its lowest: the dear fits, those held weakly, are
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Fold:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.data:
-            inside = fold_of(_coarse(batch), FOLDS) == self.fold
+            inside = fold_of(batch, FOLDS) == self.fold
             yield batch.rows(inside if self.held else ~inside)
 
 
@@ -95,10 +95,5 @@ def _kept(rows: Fold) -> Through:
 def _fold_sizes(data: Data) -> list[int]:
     sums = torch.zeros(FOLDS, dtype=torch.int64)
     for batch in data:
-        sums += torch.bincount(fold_of(_coarse(batch), FOLDS), minlength=FOLDS).cpu()
+        sums += torch.bincount(fold_of(batch, FOLDS), minlength=FOLDS).cpu()
     return [int(size) for size in dist.total(sums)]
-
-
-def _coarse(batch: Batch) -> Batch:
-    """Inputs rounded, so that a head whose last digit depends on the chunk moves no row."""
-    return replace(batch, logits=stored_logits(batch).bfloat16())

@@ -146,4 +146,5 @@ def _published(problem: Problem) -> Tempered:
     """L-BFGS on T itself, by the paper's settings."""
     data, classes = problem.data, problem.facts.classes
     found = published_lbfgs(lambda at, logits: logits / at, torch.ones(1), data, classes)
-    return Tempered(1 / found.at.numpy(), found.value, found.steps, found.converged, np.zeros(1))
+    inverse = 1 / found.at.cpu().numpy()
+    return Tempered(inverse, found.value, found.steps, found.converged, np.zeros(1))

@@ -1,0 +1,79 @@
+"""A file whose tensors were changed is refused in one sentence, or gives sound numbers."""
+
+import math
+
+import pytest
+import torch
+
+import featcal
+from featcal import METHODS, Batch, InputError, parse
+
+OTHERS = [
+    "density(neighbours=3, reference=True)",
+    "ensemble(reference=True)",
+    "group(partitions=3, base='ensemble')",
+    "group(partitions=3, reference=True)",
+    "histogram(reading='one_vs_rest')",
+    "isotonic(between='step')",
+    "isotonic(reading='one_vs_rest')",
+    "isotonic(reading='one_vs_rest', between='step')",
+    "isotonic(reference=True)",
+    "parameterised(reference=True)",
+    "proximity(how='bin_mean_shift')",
+    "proximity(reference=True)",
+    "spline(reference=True)",
+]
+RECIPES = [*sorted(METHODS), *OTHERS]
+
+DAMAGES = {
+    "empty": lambda value: value.new_zeros(0),
+    "no rows": lambda value: value[:0] if value.ndim else value.new_zeros(0),
+    "negated": lambda value: -value,
+    "zeroed": torch.zeros_like,
+    "transposed": lambda value: value.T if value.ndim == 2 else value.unsqueeze(-1),
+    "another axis": lambda value: value.unsqueeze(0),
+    "half": lambda value: value[: len(value) // 2] if value.ndim else value.new_zeros(2),
+    "half of each row": lambda value: value[..., : value.shape[-1] // 2] if value.ndim else value,
+    "NaN": lambda value: torch.full_like(value, math.nan),
+    "infinite": lambda value: torch.full_like(value, math.inf),
+}
+
+
+@pytest.fixture(scope="module")
+def world(made):
+    return made(n=400, d=8, k=4, heat=1.6)
+
+
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_damaged_values_are_refused_or_sound(recipe, world, tmp_path):
+    batch = Batch(world.logits, world.labels, world.features)
+    fitted = parse(recipe)
+    fitted.fit(batch, world.head, train=batch if fitted.needs_train else None)
+    assert not fitted.report.noop
+    found = [
+        f"{key} {damage}: {fault}"
+        for key, value in fitted.state_dict().items()
+        for damage, changed in DAMAGES.items()
+        if (fault := outcome(fitted, {key: changed(value)}, world, tmp_path / "d.safetensors"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def outcome(fitted, change, world, path):
+    """What went wrong, if anything did."""
+    damaged = parse(repr(fitted))
+    damaged.load_state_dict(fitted.state_dict() | change)
+    featcal.save(damaged, path, overwrite=True)
+    try:
+        loaded = featcal.load(path)
+    except InputError:
+        return ""
+    with torch.no_grad():
+        try:
+            logits = loaded(world.features, world.head)
+        except (RuntimeError, IndexError, ValueError) as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    if logits.shape != world.logits.shape:
+        return f"outputs of shape {tuple(logits.shape)}"
+    return "" if bool(torch.isfinite(logits).all()) else "outputs that are not finite"
