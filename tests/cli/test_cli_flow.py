@@ -5,12 +5,12 @@ import stat
 
 import numpy as np
 import pytest
-from cli_cases import arrays, done, featcal, logits_alone, packed, save, tree
+from cli_cases import arrays, done, featcal, logits_alone, packed, refused, save, tree
 
 import featcal as library
 
-COMMANDS = [(), ("demo",), ("fit",), ("eval",), ("compare",), ("predict",), ("pack",)]
-COMMANDS += [("pack", "import"), ("pack", "info")]
+COMMANDS = [(), ("demo",), ("fit",), ("eval",), ("compare",), ("paper",), ("predict",)]
+COMMANDS += [("pack",), ("pack", "import"), ("pack", "info")]
 METRICS = {"accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier"}
 
 
@@ -294,3 +294,16 @@ def test_demo(tmp_path):
     assert sorted(again["pictures"]) == [str(path) for path in pictures]
     raw, best = (again["rows"][at]["metrics"] for at in (0, 3))
     assert best["ece"] < raw["ece"] / 4
+
+
+def test_a_calibrator_of_another_network_is_refused(pack, cal, tmp_path):
+    other = packed(tmp_path, arrays(k=5), "classes")
+    wider = packed(tmp_path, arrays(d=7), "features")
+    done("fit", pack, "vector", "-o", tmp_path / "v.safetensors")
+    for command in ("eval", "predict"):
+        extra = () if command == "eval" else ("-o", tmp_path / "probs.npy")
+        said = refused(command, other, tmp_path / "v.safetensors", *extra)
+        assert "was fitted to 4 classes" in said
+        assert "has 5" in said
+        assert "6 features" in refused(command, wider, cal, *extra)
+    assert not (tmp_path / "probs.npy").exists()

@@ -132,6 +132,8 @@ EMPTY, ONE, TWO, THREE = torch.empty(0), torch.ones(1), torch.arange(2.0), torch
         (TWO[None], TWO[None], {"more": 0, "dims": 2}, True),
         (TWO[None], TWO[None], {"more": 0}, False),
         (torch.empty(4, 0), torch.ones(4, 1), {"more": 1, "dims": 2}, True),
+        (TWO.expand(2, 2), TWO.expand(4, 2), {"more": 0, "dims": 2}, False),
+        (torch.empty(0, 2), THREE.expand(4, 3), {"more": 1, "dims": 2}, False),
     ],
 )
 def test_sound_tables(at, values, options, expected):

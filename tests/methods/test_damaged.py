@@ -9,7 +9,8 @@ import featcal
 from featcal import METHODS, Batch, InputError, parse
 
 OTHERS = [
-    "density(neighbours=3, reference=True)",
+    "density(neighbours=3)",
+    "density(reference=True)",
     "ensemble(reference=True)",
     "group(partitions=3, base='ensemble')",
     "group(partitions=3, reference=True)",
@@ -24,6 +25,9 @@ OTHERS = [
     "spline(reference=True)",
 ]
 RECIPES = [*sorted(METHODS), *OTHERS]
+
+# Half of these is all of a calibrator for half the classes: only a head can tell.
+ONE_A_CLASS = {("classwise", "temperatures")}
 
 DAMAGES = {
     "empty": lambda value: value.new_zeros(0),
@@ -51,11 +55,13 @@ def test_damaged_values_are_refused_or_sound(recipe, world, tmp_path):
     fitted = parse(recipe)
     fitted.fit(batch, world.head, train=batch if fitted.needs_train else None)
     assert not fitted.report.noop
+    featcal.load(featcal.save(fitted, tmp_path / "whole.safetensors"))
     found = [
         f"{key} {damage}: {fault}"
         for key, value in fitted.state_dict().items()
         for damage, changed in DAMAGES.items()
-        if (fault := outcome(fitted, {key: changed(value)}, world, tmp_path / "d.safetensors"))
+        if not (damage.startswith("half") and (recipe, key) in ONE_A_CLASS)
+        and (fault := outcome(fitted, {key: changed(value)}, world, tmp_path / "d.safetensors"))
     ]
     assert not found, "\n".join(found)
 

@@ -286,7 +286,8 @@ def test_an_empty_group_has_the_common_temperature_even_there():
         ({"features": "raw"}, "group: features is 'raw': choose unclipped or clipped"),
         ({"held_out": 1}, "group: held_out is 1: give True or False"),
         ({"reference": "yes"}, "group: reference is 'yes': give True or False"),
-        ({"reference": True, "base": "ensemble"}, "reference=True fixes base and held_out"),
+        ({"reference": True, "base": "ensemble"}, "fixes base, held_out and min_rows"),
+        ({"reference": True, "min_rows": 500}, "fixes base, held_out and min_rows"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -532,3 +532,17 @@ def test_a_damaged_file_is_refused(fitted, tmp_path, values, message):
     broken.assign(**values)
     with pytest.raises(InputError, match=message):
         load(save(broken, tmp_path / "c.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (torch.ones(22), "not that of its layers"),
+        (torch.ones(45), "not that of its layers"),
+        (torch.ones(1, 43), "not that of its layers"),
+        (torch.cat([torch.ones(42), torch.zeros(1)]), "last offset is 0, and so may T be"),
+    ],
+)
+def test_a_damaged_published_network_is_refused(network, message):
+    with pytest.raises(InputError, match=message):
+        ParameterisedTemperature(reference=True).assign(network=network).check()

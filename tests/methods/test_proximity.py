@@ -1,5 +1,6 @@
 """Proximity calibration: neighbours by brute force, what is kept, and what it gives out."""
 
+import copy
 import math
 
 import numpy as np
@@ -88,6 +89,35 @@ def test_new_rows_have_all_their_neighbours(rows, fitted):
         new.features.double().numpy(), batch.features.double().numpy(), 10, leave_out=False
     )
     np.testing.assert_allclose(1 - at[:, 1].double(), expected, atol=2e-6)
+
+
+def beside(features, squared):
+    """Rows at this squared distance on the sphere from the given ones."""
+    draw = np.random.default_rng(5)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    aside = draw.normal(size=unit.shape)
+    aside -= (aside * unit).sum(1, keepdims=True) * unit
+    aside /= np.linalg.norm(aside, axis=1, keepdims=True)
+    angle = 2 * math.asin(math.sqrt(squared) / 2)
+    return math.cos(angle) * unit + math.sin(angle) * aside
+
+
+def test_a_new_row_close_to_a_stored_one_keeps_it_as_a_neighbour(rows, fitted):
+    batch, head = rows
+    stored = batch.features.double().numpy()
+    new = torch.tensor(beside(stored[:200], 1e-5), dtype=torch.float32)
+    at = fitted.coordinates(head(new), new)
+    expected = brute_proximity(new.double().numpy(), stored, 10, leave_out=False)
+    np.testing.assert_allclose(1 - at[:, 1].double(), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_row_knows_itself_when_both_sides_are_rounded(rows, fitted, dtype):
+    batch, _ = rows
+    narrow = copy.deepcopy(fitted).to(dtype)
+    at = narrow.coordinates(batch.logits, batch.features.to(dtype))
+    whole = fitted.coordinates(batch.logits, batch.features)
+    torch.testing.assert_close(at[:, 1], whole[:, 1], rtol=0, atol=0.01)
 
 
 def test_far_rows_lose_confidence_and_near_ones_keep_it(rows, fitted):
@@ -220,6 +250,11 @@ def test_wrong_arguments_are_named(arguments, message):
         ("width", torch.ones(3)),
         ("stored", torch.full((3, 8), math.nan)),
         ("shares", torch.ones(5, 10)),
+        ("right", torch.zeros(0)),
+        ("right", torch.zeros(3, 2)),
+        ("wrong", torch.zeros(3)),
+        ("wrong", torch.zeros(0, 2)),
+        ("stored", torch.ones(1200, 8)),
     ],
 )
 def test_damaged_files_are_refused(fitted, tmp_path, key, value):

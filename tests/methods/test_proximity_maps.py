@@ -112,23 +112,24 @@ def test_the_ratio_is_bayes_with_one_row_more(mirror):
     right, wrong, width = fitted()
     at = spots(12, seed=5)
     found = density_ratio(at, right, wrong, width, mirror=mirror)
+    peak = 1 / (2 * math.pi * math.sqrt(math.prod(width.flatten().tolist())))
     for i, row in enumerate(at):
         sums = []
         for centres, h, own in ((right, width[0], 1 - row[0]), (wrong, width[1], row[0])):
             dens = naive_density(at[i : i + 1], centres, h.tolist(), mirror=mirror)[0]
-            peak = 1 / (2 * math.pi * float(h[0]) * float(h[1]))
             sums.append(len(centres) * dens + float(own) * peak)
         assert float(found[i]) == pytest.approx(sums[0] / sum(sums), rel=1e-9)
 
 
-def test_far_from_everything_the_confidence_stays():
-    right, wrong, width = fitted()
-    at = torch.tensor([[0.3, 99.0]], dtype=torch.float64)
-    areas = width.prod(1)
-    expected = (0.7 / areas[0]) / (0.7 / areas[0] + 0.3 / areas[1])
-    assert float(density_ratio(at, right, wrong, width, mirror=True)) == pytest.approx(
-        float(expected)
-    )
+@pytest.mark.parametrize("mirror", [True, False])
+def test_far_from_everything_the_confidence_stays(mirror):
+    right, wrong, fitted_width = fitted()
+    unequal = torch.tensor([[0.02, 0.02], [0.1, 0.1]], dtype=torch.float64)
+    doubt = torch.tensor([0.0, 0.3, 0.5, 0.9], dtype=torch.float64)
+    at = torch.stack([doubt, torch.full_like(doubt, 99.0)], 1)
+    for width in (fitted_width, unequal, unequal.flip(0)):
+        found = density_ratio(at, right, wrong, width, mirror=mirror)
+        torch.testing.assert_close(found, 1 - doubt, rtol=1e-12, atol=0)
 
 
 def test_the_published_ratio_is_its_formula():

@@ -233,6 +233,17 @@ def test_arguments_are_refused_by_name(arguments, message):
         Spline(**arguments)
 
 
+def test_the_published_form_alone_says_that_it_jumps():
+    """Just below a node the swapped weights give the value of the node before, at it its own."""
+    odds = torch.tensor([0.0, 1.0, 2.0])
+    values = {"nodes": odds, "shifts": torch.zeros(3)}
+    around = torch.tensor([[1.0 - 1e-4, 0.0], [1.0 + 1e-4, 0.0]])
+    for reference in (False, True):
+        spline = Spline(reference=reference).assign(**values)
+        below, above = spline.map_logits(around).softmax(1)[:, 0]
+        assert spline.jumps == (abs(float(below - above)) > 0.1) == reference
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -170,6 +170,18 @@ def evaluate(
 def _load_for(path: Path, pack: Pack) -> Calibrator:
     calibrator = io.load(path)
     check_recipe(calibrator, pack)
+    report, manifest = calibrator.report, pack.manifest
+    if report is None:
+        return calibrator
+    sizes = [("classes", report.classes, manifest.classes)]
+    if calibrator.needs_features:
+        sizes.append(("features", report.features, manifest.features or 0))
+    for name, fitted, here in sizes:
+        if fitted not in (0, here):
+            raise InputError(
+                f"{path} was fitted to {fitted} {name} and {pack.path} has {here}: give the "
+                "calibrator of this network"
+            )
     return calibrator
 
 

@@ -121,6 +121,8 @@ class Calibrator(nn.Module, ABC):
             loss_before=before,
             loss_after=steps[-1].loss_after,
             seconds=perf_counter() - started,
+            classes=facts.classes,
+            features=facts.width,
         )
         for part in self.steps_in_order():
             if part is not self:

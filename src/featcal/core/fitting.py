@@ -139,7 +139,11 @@ class StepReport:
 
 @dataclass(frozen=True)
 class FitReport:
-    """What a whole fit did: the recipe, its steps in order, the loss before and after."""
+    """What a whole fit did: the recipe, its steps in order, the loss before and after.
+
+    `classes` and `features` a row are those of the data; 0 where a file does not know them, and 0
+    features where there were logits alone.
+    """
 
     recipe: str
     mode: str
@@ -149,6 +153,8 @@ class FitReport:
     loss_before: float
     loss_after: float
     seconds: float
+    classes: int = 0
+    features: int = 0
 
     @property
     def warnings(self) -> list[str]:
@@ -162,7 +168,8 @@ class FitReport:
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal fit --json` prints it."""
-        flat = {key: getattr(self, key) for key in ("recipe", "mode", "loss", "rows")}
+        named = ("recipe", "mode", "loss", "rows", "classes", "features")
+        flat = {key: getattr(self, key) for key in named}
         steps = [step.as_json() for step in self.steps]
         tail = {key: getattr(self, key) for key in ("noop", "loss_before", "loss_after", "seconds")}
         tail["warnings"] = self.warnings

@@ -109,7 +109,9 @@ def sound(at: Tensor, values: Tensor, *, dims: int = 1, more: int) -> bool:
     """
     if at.numel() == 0 and values.numel() == 0:
         return True
-    if not at.ndim == values.ndim == dims or values.shape[-1] != at.shape[-1] + more:
+    if not at.ndim == values.ndim == dims or values.shape[:-1] != at.shape[:-1]:
+        return False
+    if values.shape[-1] != at.shape[-1] + more:
         return False
     ascending = bool((at.diff() >= 0).all()) and not bool(at.isnan().any())
     return ascending and values.shape[-1] > 1 - more and bool(values.isfinite().all())

@@ -51,7 +51,8 @@ class AffineMap(LogitMap):
     def check(self) -> None:
         """Weight and offset are finite and of the same classes."""
         classes = self.offset.numel()
-        fits = tuple(self.weight.shape) in ((classes,), (classes, classes))
+        shapes = ((classes,), (classes, classes))
+        fits = self.offset.ndim == 1 and tuple(self.weight.shape) in shapes
         finite = torch.isfinite(self.weight).all() and torch.isfinite(self.offset).all()
         if not fits or not bool(finite):
             raise InputError(

@@ -11,6 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from featcal.core import dist
 from featcal.core.batch import Batch, Data, Head, wide
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
@@ -29,6 +30,7 @@ from featcal.methods.density_weights import (
 )
 
 VIEWS = ("unclipped", "clipped")
+NEIGHBOURS = 50
 
 
 @final
@@ -58,7 +60,7 @@ class DensityAware(Calibrator):
     def __init__(
         self,
         *,
-        neighbours: int = 50,
+        neighbours: int = NEIGHBOURS,
         references: int = 5000,
         features: str = "unclipped",
         reference: bool = False,
@@ -71,6 +73,8 @@ class DensityAware(Calibrator):
             raise InputError(f"density: features is {features!r}: choose {' or '.join(VIEWS)}")
         if not isinstance(reference, bool):
             raise InputError(f"density: reference is {reference!r}: give True or False")
+        if reference and neighbours != NEIGHBOURS:
+            raise InputError("density: reference=True takes the nearest row: leave neighbours out")
         self.neighbours, self.references = neighbours, references
         self.features, self.reference = features, reference
         self.register_buffer("stored", torch.zeros(0))
@@ -95,15 +99,22 @@ class DensityAware(Calibrator):
         return seen_features(features, head) if self.features == "clipped" else features
 
     def check(self) -> None:
-        """Rows, and two finite weights; never below 0 but for the published w0."""
+        """Rows of length 1, and two finite weights; never below 0 but for the published w0."""
         if self.weights.numel() == 0:
             return
         weights = self.weights.double()
         sound = weights.shape == (2,) and bool(torch.isfinite(weights).all())
-        if not sound or self.stored.ndim != 2 or not bool(torch.isfinite(self.stored).all()):
+        if not sound or not self._rows_fit():
             raise InputError("density: the stored values do not fit it: the file is damaged")
         if bool((weights < 0).any()) and not self.reference:
             raise InputError(f"density: w is {weights.tolist()}: it must not be below 0")
+
+    def _rows_fit(self) -> bool:
+        """Whether there are stored rows, each of length 1 or 0."""
+        stored = self.stored
+        if stored.ndim != 2 or stored.numel() == 0:
+            return False
+        return torch.allclose(on_sphere(stored), stored.float(), atol=0.01)
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Stores training rows, measures every fit row's distance once, and searches w."""
@@ -125,12 +136,9 @@ class DensityAware(Calibrator):
         facts = problem.facts
         assert problem.train is not None
         assert problem.head is not None
-        train = hashed_sample(
-            _checked(problem.train, facts.width),
-            self.references,
-            width=facts.width,
-            device=facts.device,
-        )
+        rows = Usable(problem.train, facts.width)
+        train = hashed_sample(rows, self.references, width=facts.width, device=facts.device)
+        rows.leave_together()
         assert train.features is not None
         if not len(train):
             raise InputError("density: train is empty: pass rows the network was trained on")
@@ -157,6 +165,32 @@ class DensityAware(Calibrator):
             details={"T_mean": mean, "T_min": low, "T_max": high, "rows_kept": len(self.stored)},
             always=self.reference,
         )
+
+
+@final
+class Usable:
+    """Training rows up to the first batch that cannot be used; why not is told afterwards.
+
+    A process that raised while it reads would leave the others waiting for its rows.
+    """
+
+    def __init__(self, train: Data, width: int) -> None:
+        self.train, self.width = train, width
+        self.refused: InputError | None = None
+
+    def __iter__(self) -> Iterator[Batch]:
+        try:
+            yield from _checked(self.train, self.width)
+        except InputError as error:
+            self.refused = error
+
+    def leave_together(self) -> None:
+        """Raises on every process where one of them met rows it cannot use."""
+        anywhere = bool(dist.largest(torch.tensor(int(self.refused is not None))))
+        if self.refused is not None:
+            raise self.refused
+        if anywhere:
+            raise InputError("density: another process found train rows it cannot use: see there")
 
 
 def _checked(train: Data, width: int) -> Iterator[Batch]:

@@ -72,8 +72,8 @@ class EnsembleTemperature(LogitMap):
     def check(self) -> None:
         """T is one finite number above 0, and w three that are shares of 1."""
         temperature, weights = self.temperature, self.weights.double()
-        signed = self.reference and bool(temperature.numel() == 1 and temperature != 0)
-        if temperature.numel() != 1 or not (0 < float(temperature) < math.inf or signed):
+        lone = float(temperature) if temperature.numel() == 1 else math.nan
+        if not 0 < (abs(lone) if self.reference else lone) < math.inf:
             raise InputError(
                 f"ensemble: T is {temperature.tolist()}: it must be finite and above 0"
             )

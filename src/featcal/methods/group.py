@@ -28,6 +28,7 @@ ONE_THREAD = 2**25  # numbers in the sample's features below which threads cost 
 APART = 0.5  # the logarithm of the starting temperatures around the common one
 BASES = ("temperature", "ensemble")
 VIEWS = ("unclipped", "clipped")
+MIN_ROWS = 50
 
 
 @final
@@ -70,7 +71,7 @@ class GroupCalibration(Calibrator):
         partitions: int = 20,
         groups: int = 2,
         base: str = "temperature",
-        min_rows: int = 50,
+        min_rows: int = MIN_ROWS,
         features: str = "unclipped",
         held_out: bool = True,
         seed: int = 0,
@@ -91,8 +92,10 @@ class GroupCalibration(Calibrator):
         for key, flag in (("held_out", held_out), ("reference", reference)):
             if not isinstance(flag, bool):
                 raise InputError(f"group: {key} is {flag!r}: give True or False")
-        if reference and (base != "temperature" or not held_out):
-            raise InputError("group: reference=True fixes base and held_out: leave them out")
+        if reference and (base != "temperature" or not held_out or min_rows != MIN_ROWS):
+            raise InputError(
+                "group: reference=True fixes base, held_out and min_rows: leave them out"
+            )
         self.partitions, self.groups, self.base = partitions, groups, base
         self.min_rows, self.features, self.held_out = min_rows, features, held_out
         self.seed, self.reference = seed, reference
@@ -130,8 +133,12 @@ class GroupCalibration(Calibrator):
         plain = torch.logaddexp(logits.log_softmax(1) + log_w[:, 1:2], even)
         return torch.logaddexp(scaled + log_w[:, :1], plain)
 
+    @property
+    def _mixes(self) -> bool:
+        return self.reference or self.base == "ensemble"
+
     def check(self) -> None:
-        """Finite values, temperatures above 0, and shapes that belong together."""
+        """Finite values, temperatures above 0, weights that sum to 1, shapes that go together."""
         values = list(self.buffers())
         if not all(bool(torch.isfinite(value).all()) for value in values):
             raise InputError("group: a stored value is not finite: the file is damaged")
@@ -142,13 +149,17 @@ class GroupCalibration(Calibrator):
             self.inverse.shape == size
             and self.gates.shape == (*size, len(self.centre))
             and self.scale.shape == self.centre.shape
-            and (self.weights.numel() == 0 or self.weights.shape == (*size, 3))
+            and self.weights.shape == ((*size, 3) if self._mixes else (0,))
         )
         if not shaped or not bool((self.inverse > 0).all()):
             raise InputError(
                 f"group: the stored values do not fit {self.partitions} partitions of "
                 f"{self.groups} groups with temperatures above 0: the file is damaged"
             )
+        sums = self.weights.double().sum(-1)
+        shares = bool((self.weights >= 0).all()) and bool(((sums - 1).abs() < 0.01).all())
+        if self._mixes and not shares:
+            raise InputError("group: weights must be 0 or above and sum to 1: the file is damaged")
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """The common temperature, the partitions, and then each group's own calibrator."""

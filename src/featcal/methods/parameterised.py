@@ -113,9 +113,16 @@ class ParameterisedTemperature(LogitMap):
             )
         if not all(bool(torch.isfinite(part).all()) for part in self.buffers()):
             raise InputError("parameterised: the network holds NaN or infinite values")
-        fits = self.reference or not self.network.numel() or self._is_whole()
-        if not fits or self.network.ndim != 1:
+        whole = self._is_published_whole() if self.reference else self._is_whole()
+        if self.network.ndim != 1 or not (whole or self.network.numel() == 0):
             raise InputError("parameterised: the network's size is not that of its layers")
+        if self.reference and self.network.numel() and float(self.network[-1]) == 0:
+            raise InputError("parameterised: the network's last offset is 0, and so may T be")
+
+    def _is_published_whole(self) -> bool:
+        """Whether the network is one of some number of classes."""
+        lengths = [length([inputs, *PUBLISHED]) for inputs in range(1, self.top + 1)]
+        return self.network.numel() in lengths
 
     def _is_whole(self) -> bool:
         whole = self.network.numel() == length(self._wanted().sizes(self.mean.numel()))

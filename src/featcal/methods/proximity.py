@@ -26,7 +26,7 @@ from featcal.methods.proximity_maps import (
 HOW = ("density_ratio", "bin_mean_shift")
 VIEWS = ("unclipped", "clipped")
 SLICES, BINS = 5, 10  # of proximity, and of confidence within each
-SAME = 1e-4  # squared distance up to which a stored row is the row itself: rounding reaches 1e-5
+ROUNDING = 4e-6  # of squared distances in float32, which reaches 1e-6
 
 
 @final
@@ -35,7 +35,9 @@ class ProximityCalibration(Calibrator):
 
     Proximity is the mean of exp(-d^2) over the nearest rows of the fit split, with features of
     length 1. A row that is itself among the stored ones is not its own neighbour, in the fit and
-    after it. The other classes share what is left as before, and the prediction stays.
+    after it: where the nearest stored row is as close as rounding brings a row to itself (a squared
+    distance of 4e-6 in float32), it counts as that row and not as a neighbour. The other classes
+    share what is left as before, and the prediction stays.
 
     The calibrator keeps rows of the fit split: their features, float32, are part of it.
 
@@ -112,7 +114,7 @@ class ProximityCalibration(Calibrator):
         points = on_sphere(features)
         count = min(self.neighbours, self.stored.shape[0] - 1)
         squared = nearest(points, self.stored, count + 1)
-        itself = squared[:, :1] <= SAME
+        itself = squared[:, :1] <= _from_itself(features.dtype, self.stored.dtype)
         others = torch.where(itself, squared[:, 1:], squared[:, :-1])  # (n, count)
         return -torch.expm1(-others).sum(1) / max(count, 1)
 
@@ -129,7 +131,7 @@ class ProximityCalibration(Calibrator):
         return seen_features(features, head) if self.features == "clipped" else features
 
     def check(self) -> None:
-        """Finite values, and widths above 0."""
+        """Finite values, shapes that belong together, rows of length 1, and widths above 0."""
         if not all(bool(torch.isfinite(value).all()) for value in self.buffers()):
             raise InputError("proximity: a stored value is not finite: the file is damaged")
         if self.stored.numel() == 0:
@@ -141,9 +143,18 @@ class ProximityCalibration(Calibrator):
             "edges": (SLICES, BINS - 1) if by_bins else (0,),
             "shares": (SLICES, BINS) if by_bins else (0,),
         }
-        wrong = [key for key, shape in shapes.items() if self.get_buffer(key).shape != shape]
-        if self.stored.ndim != 2 or wrong or not bool((self.width > 0).all()):
+        shaped = all(self.get_buffer(key).shape == shape for key, shape in shapes.items())
+        if not shaped or not self._rows_fit(by_bins) or not bool((self.width > 0).all()):
             raise InputError("proximity: the stored values do not fit it: the file is damaged")
+
+    def _rows_fit(self, by_bins: bool) -> bool:
+        """Whether every stored row has length 1 or 0, and is right or wrong where that counts."""
+        stored, right, wrong = self.stored, self.right, self.wrong
+        if stored.ndim != 2 or not torch.allclose(on_sphere(stored), stored.float(), atol=0.01):
+            return False
+        if by_bins:
+            return right.shape == wrong.shape == (0,)
+        return right.shape[1:] == wrong.shape[1:] == (2,) and len(right) + len(wrong) == len(stored)
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Stores rows and learns who among them was right."""
@@ -188,6 +199,11 @@ class ProximityCalibration(Calibrator):
             details={"wrong": misses},
             always=self.reference,
         )
+
+
+def _from_itself(*kinds: torch.dtype) -> float:
+    """The squared distance between two roundings of the same row, at most."""
+    return ROUNDING + sum(torch.finfo(kind).eps / 2 for kind in kinds) ** 2
 
 
 def _one_sided(misses: int) -> str:

@@ -59,8 +59,9 @@ def density_ratio(
 ) -> Tensor:
     """The chance of being right, (n,), by the densities of right and of wrong rows.
 
-    The row's own confidence counts as one further row that lies right here. Where rows are many it
-    changes nothing; where there are none, the confidence stays what it was.
+    The row's own confidence counts as one further row that lies right here, under a kernel as wide
+    as both densities' on average. Where rows are many it changes nothing; where there are none, the
+    confidence stays what it was.
 
     Args:
         at: (n, 2), where.
@@ -69,8 +70,9 @@ def density_ratio(
         width: (2, 2), bandwidths of the one and of the other.
         mirror: reflect at full confidence.
     """
-    hits = kernel_sums(at, right, width[0], mirror=mirror) + (1 - at[:, 0]) / _area(width[0])
-    misses = kernel_sums(at, wrong, width[1], mirror=mirror) + at[:, 0] / _area(width[1])
+    height = 1 / _area(width.prod(0).sqrt())  # one for both, or the wider density would lose
+    hits = kernel_sums(at, right, width[0], mirror=mirror) + (1 - at[:, 0]) * height
+    misses = kernel_sums(at, wrong, width[1], mirror=mirror) + at[:, 0] * height
     return hits / (hits + misses)
 
 

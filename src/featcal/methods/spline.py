@@ -57,6 +57,7 @@ class Spline(LogitMap):
         if not isinstance(reference, bool):
             raise InputError(f"spline: reference is {reference!r}: give True or False")
         self.knots, self.reference = knots, reference
+        self.jumps = reference  # swapped weights: the two sides of a node do not meet
         self.register_buffer("nodes", torch.empty(0))  # log-odds, ascending
         self.register_buffer("shifts", torch.empty(0))  # of the confidence
         self.register_buffer("bound", torch.zeros(()))
