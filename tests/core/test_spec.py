@@ -99,7 +99,7 @@ def test_a_numpy_number_does_not_spoil_the_recipe():
         ("\ud800", "does not parse"),
         ("", "recipe is empty"),
         (" \n\t", "recipe is empty"),
-        ("clip(criterion='nil')", "criterion is 'nil': choose nll, brier, ece"),
+        ("clip(criterion='nil')", "criterion is 'nil': choose nll, brier or ece"),
         ("clip(criterion=[])", "criterion is"),
         ("clip(criterion={'a': [1]})", "criterion is"),
         ("clip(min_accuracy='0.9')", "min_accuracy is '0.9'"),

@@ -388,7 +388,7 @@ def test_a_share_that_is_none_is_refused(value):
 
 @pytest.mark.parametrize("value", ["NLL", "accuracy", "", None, 3])
 def test_an_unknown_criterion_is_refused(value):
-    with pytest.raises(InputError, match=r"clip: criterion is .*: choose nll, brier, ece"):
+    with pytest.raises(InputError, match=r"clip: criterion is .*: choose nll, brier or ece"):
         FeatureClip(criterion=value)
 
 

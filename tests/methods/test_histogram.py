@@ -224,7 +224,7 @@ def test_half_precision_moves_only_rows_at_an_edge():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"bins": 0}, "histogram: bins is 0: give a whole number above 0"),
+        ({"bins": 0}, "histogram: bins is 0: give a whole number from 1 up"),
         ({"bins": 2.5}, "histogram: bins is 2.5: give a whole number"),
         ({"bins": True}, "histogram: bins is True"),
         ({"edges": "equal"}, "histogram: edges is 'equal': choose mass or width"),

@@ -277,7 +277,7 @@ def test_double_precision_gives_the_same_map():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"reading": "all"}, "isotonic: reading is 'all': choose multiclass or one_vs_rest or top"),
+        ({"reading": "all"}, "isotonic: reading is 'all': choose multiclass, one_vs_rest or top"),
         ({"between": "spline"}, "isotonic: between is 'spline': choose line or step"),
         ({"reference": 1}, "isotonic: reference is 1: give True or False"),
         ({"reference": True, "reading": "top"}, "isotonic: reference=True is multiclass or one_vs"),

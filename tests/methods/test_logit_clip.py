@@ -168,7 +168,7 @@ def test_the_report_counts_ties():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"criterion": "mce"}, "logit_clip: criterion is 'mce': choose nll, brier, ece"),
+        ({"criterion": "mce"}, "logit_clip: criterion is 'mce': choose nll, brier or ece"),
         ({"ties": "last"}, "logit_clip: ties is 'last': choose keep or first"),
         ({"reference": None}, "logit_clip: reference is None: give True or False"),
         ({"reference": True, "ties": "first"}, "reference=True fixes the search"),

@@ -502,11 +502,11 @@ def test_the_reference_leaves_the_random_state_alone():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"top": 1}, "parameterised: top is 1: give a whole number from 2 on"),
-        ({"hidden": 0}, "parameterised: hidden is 0: give a whole number from 1 on"),
+        ({"top": 1}, "parameterised: top is 1: give a whole number from 2 up"),
+        ({"hidden": 0}, "parameterised: hidden is 0: give a whole number from 1 up"),
         ({"layers": 1.5}, "parameterised: layers is 1.5"),
         ({"restarts": True}, "parameterised: restarts is True"),
-        ({"seed": -1}, "parameterised: seed is -1: give a whole number from 0 on"),
+        ({"seed": -1}, "parameterised: seed is -1: give a whole number from 0 up"),
         ({"reference": "yes"}, "parameterised: reference is 'yes': give True or False"),
         ({"reference": True, "hidden": 3}, "leave others out"),
     ],

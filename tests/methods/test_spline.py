@@ -222,7 +222,7 @@ def test_half_precision_changes_little():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"knots": 1}, "spline: knots is 1: give a whole number above 1"),
+        ({"knots": 1}, "spline: knots is 1: give a whole number from 2 up"),
         ({"knots": 2.5}, "spline: knots is 2.5"),
         ({"knots": True}, "spline: knots is True"),
         ({"reference": 1}, "spline: reference is 1: give True or False"),

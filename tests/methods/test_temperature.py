@@ -418,7 +418,7 @@ def test_the_reference_is_torchs_own_lbfgs_of_those_settings():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"criterion": "mse"}, "temperature: criterion is 'mse': choose nll, brier, ece or None"),
+        ({"criterion": "mse"}, "temperature: criterion is 'mse': choose nll, brier or ece"),
         ({"criterion": 3}, "temperature: criterion is 3"),
         ({"grid": 1}, "temperature: grid is 1: give True or False"),
         ({"reference": None}, "temperature: reference is None: give True or False"),

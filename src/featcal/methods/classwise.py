@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from featcal.core.arguments import check_choice, check_flags
 from featcal.core.calibrator import LogitMap
 from featcal.core.descend import published_lbfgs
 from featcal.core.errors import InputError
@@ -51,23 +52,13 @@ class ClasswiseTemperature(LogitMap):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        for key, value, known in (
-            ("reading", reading, READINGS),
-            ("criterion", criterion, CHOICES),
-        ):
-            if not isinstance(value, str) or value not in known:
-                raise InputError(f"classwise: {key} is {value!r}: choose {' or '.join(known)}")
-        for key, flag in (("grid", grid), ("reference", reference)):
-            if not isinstance(flag, bool):
-                raise InputError(f"classwise: {key} is {flag!r}: give True or False")
+        check_choice(self.name, "reading", reading, READINGS)
+        check_choice(self.name, "criterion", criterion, CHOICES)
+        check_flags(self.name, grid=grid, reference=reference)
         if reference and (grid or criterion != "nll" or reading != "predicted"):
             raise InputError("classwise: reference=True fixes the search: leave the others out")
-        self.reading, self.criterion, self.grid, self.reference = (
-            reading,
-            criterion,
-            grid,
-            reference,
-        )
+        self.reading, self.criterion = reading, criterion
+        self.grid, self.reference = grid, reference
         self.keeps_accuracy = reading == "predicted" and not reference
         if not self.keeps_accuracy or grid or criterion == "ece":
             self.quick = "temperature"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
+from featcal.core.arguments import check_choice, check_flags
 from featcal.core.batch import Data
 from featcal.core.calibrator import Calibrator, FeatureMap
 from featcal.core.errors import InputError
@@ -48,15 +49,13 @@ class FeatureClip(FeatureMap):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(criterion, str) or criterion not in CRITERIA:
-            raise InputError(f"clip: criterion is {criterion!r}: choose {', '.join(CRITERIA)}")
+        check_choice(self.name, "criterion", criterion, CRITERIA)
+        check_flags(self.name, reference=reference)
         if min_accuracy is not None and not _is_share(min_accuracy):
             raise InputError(
                 f"clip: min_accuracy is {min_accuracy!r}: give a share of the unclipped accuracy, "
                 "above 0 and at most 1, such as 0.99"
             )
-        if not isinstance(reference, bool):
-            raise InputError(f"clip: reference is {reference!r}: give True or False")
         self.criterion = criterion
         plain = min_accuracy is None or type(min_accuracy) in (int, float)
         self.min_accuracy = min_accuracy if plain else float(min_accuracy)  # type: ignore[arg-type]

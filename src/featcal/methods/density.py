@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
+from featcal.core.arguments import check_choice, check_flags, check_whole
 from featcal.core.batch import Batch, Data, Head, wide
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
@@ -66,13 +67,9 @@ class DensityAware(Calibrator):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        for key, count in (("neighbours", neighbours), ("references", references)):
-            if type(count) is not int or count < 1:
-                raise InputError(f"density: {key} is {count!r}: give a whole number from 1 up")
-        if features not in VIEWS:
-            raise InputError(f"density: features is {features!r}: choose {' or '.join(VIEWS)}")
-        if not isinstance(reference, bool):
-            raise InputError(f"density: reference is {reference!r}: give True or False")
+        check_whole(self.name, 1, neighbours=neighbours, references=references)
+        check_choice(self.name, "features", features, VIEWS)
+        check_flags(self.name, reference=reference)
         if reference and neighbours != NEIGHBOURS:
             raise InputError("density: reference=True takes the nearest row: leave neighbours out")
         self.neighbours, self.references = neighbours, references

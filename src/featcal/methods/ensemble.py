@@ -12,6 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from featcal.core.arguments import check_choice, check_flags
 from featcal.core.calibrator import LogitMap
 from featcal.core.descend import published_lbfgs
 from featcal.core.errors import InputError
@@ -46,10 +47,8 @@ class EnsembleTemperature(LogitMap):
 
     def __init__(self, *, criterion: str = "nll", reference: bool = False) -> None:
         super().__init__()
-        if not isinstance(criterion, str) or criterion not in SMOOTH:
-            raise InputError(f"ensemble: criterion is {criterion!r}: choose {' or '.join(SMOOTH)}")
-        if not isinstance(reference, bool):
-            raise InputError(f"ensemble: reference is {reference!r}: give True or False")
+        check_choice(self.name, "criterion", criterion, SMOOTH)
+        check_flags(self.name, reference=reference)
         if reference and criterion != "nll":
             raise InputError("ensemble: reference=True is fitted by nll: leave criterion out")
         self.criterion, self.reference = criterion, reference

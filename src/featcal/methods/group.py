@@ -9,6 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from featcal.core.arguments import check_choice, check_flags, check_whole
 from featcal.core.batch import Data, Head, Through, stored_logits, wide
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
@@ -78,20 +79,12 @@ class GroupCalibration(Calibrator):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        for key, count, least in (
-            ("partitions", partitions, 1),
-            ("groups", groups, 2),
-            ("min_rows", min_rows, 1),
-            ("seed", seed, 0),
-        ):
-            if type(count) is not int or count < least:
-                raise InputError(f"group: {key} is {count!r}: give a whole number from {least} up")
-        for key, value, known in (("base", base, BASES), ("features", features, VIEWS)):
-            if value not in known:
-                raise InputError(f"group: {key} is {value!r}: choose {' or '.join(known)}")
-        for key, flag in (("held_out", held_out), ("reference", reference)):
-            if not isinstance(flag, bool):
-                raise InputError(f"group: {key} is {flag!r}: give True or False")
+        check_whole(self.name, 1, partitions=partitions, min_rows=min_rows)
+        check_whole(self.name, 2, groups=groups)
+        check_whole(self.name, 0, seed=seed)
+        check_choice(self.name, "base", base, BASES)
+        check_choice(self.name, "features", features, VIEWS)
+        check_flags(self.name, held_out=held_out, reference=reference)
         if reference and (base != "temperature" or not held_out or min_rows != MIN_ROWS):
             raise InputError(
                 "group: reference=True fixes base, held_out and min_rows: leave them out"

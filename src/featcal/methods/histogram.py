@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from featcal.core import dist
+from featcal.core.arguments import check_choice, check_flags, check_whole
 from featcal.core.batch import Data, stored_logits
 from featcal.core.binning import bin_edges
 from featcal.core.calibrator import LogitMap
@@ -61,13 +62,10 @@ class HistogramBinning(LogitMap):
         self, *, bins: int = 15, edges: str = "mass", reading: str = "top", smooth: bool = True
     ) -> None:
         super().__init__()
-        if not isinstance(bins, int) or isinstance(bins, bool) or bins < 1:
-            raise InputError(f"histogram: bins is {bins!r}: give a whole number above 0, as in 15")
-        for key, value, known in (("edges", edges, EDGES), ("reading", reading, READINGS)):
-            if value not in known:
-                raise InputError(f"histogram: {key} is {value!r}: choose {' or '.join(known)}")
-        if not isinstance(smooth, bool):
-            raise InputError(f"histogram: smooth is {smooth!r}: give True or False")
+        check_whole(self.name, 1, bins=bins)
+        check_choice(self.name, "edges", edges, EDGES)
+        check_choice(self.name, "reading", reading, READINGS)
+        check_flags(self.name, smooth=smooth)
         self.bins, self.edges, self.reading, self.smooth = bins, edges, reading, smooth
         self.keeps_accuracy = reading == "top"
         self.register_buffer("edges_at", torch.empty(0))

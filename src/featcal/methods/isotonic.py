@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from featcal.core.arguments import check_choice, check_flags
 from featcal.core.calibrator import LogitMap
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
@@ -65,11 +66,9 @@ class Isotonic(LogitMap):
         self, *, reading: str = "multiclass", between: str = "line", reference: bool = False
     ) -> None:
         super().__init__()
-        for key, value, known in (("reading", reading, READINGS), ("between", between, BETWEEN)):
-            if value not in known:
-                raise InputError(f"isotonic: {key} is {value!r}: choose {' or '.join(known)}")
-        if not isinstance(reference, bool):
-            raise InputError(f"isotonic: reference is {reference!r}: give True or False")
+        check_choice(self.name, "reading", reading, READINGS)
+        check_choice(self.name, "between", between, BETWEEN)
+        check_flags(self.name, reference=reference)
         if reference and (reading == "top" or between != "line"):
             raise InputError(
                 "isotonic: reference=True is multiclass or one_vs_rest, with lines of its own: "

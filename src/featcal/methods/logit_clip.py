@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
+from featcal.core.arguments import check_choice, check_flags
 from featcal.core.batch import Data, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.errors import InputError
@@ -55,14 +56,9 @@ class LogitClip(LogitMap):
         self, *, criterion: str = "nll", ties: str = "keep", reference: bool = False
     ) -> None:
         super().__init__()
-        if not isinstance(criterion, str) or criterion not in CRITERIA:
-            raise InputError(
-                f"logit_clip: criterion is {criterion!r}: choose {', '.join(CRITERIA)}"
-            )
-        if ties not in TIES:
-            raise InputError(f"logit_clip: ties is {ties!r}: choose {' or '.join(TIES)}")
-        if not isinstance(reference, bool):
-            raise InputError(f"logit_clip: reference is {reference!r}: give True or False")
+        check_choice(self.name, "criterion", criterion, CRITERIA)
+        check_choice(self.name, "ties", ties, TIES)
+        check_flags(self.name, reference=reference)
         if reference and (criterion != "nll" or ties != "keep"):
             raise InputError("logit_clip: reference=True fixes the search: leave the others out")
         self.criterion, self.ties, self.reference = criterion, ties, reference

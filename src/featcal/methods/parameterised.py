@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
+from featcal.core.arguments import check_flags, check_whole
 from featcal.core.batch import stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.descend import gathered
@@ -71,11 +72,11 @@ class ParameterisedTemperature(LogitMap):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(reference, bool):
-            raise InputError(f"parameterised: reference is {reference!r}: give True or False")
+        check_flags(self.name, reference=reference)
         given = {"top": top, "hidden": hidden, "layers": layers, "restarts": restarts, "seed": seed}
-        for key, value in given.items():
-            _check_integer(key, value)
+        check_whole(self.name, 1, hidden=hidden, layers=layers, restarts=restarts)
+        check_whole(self.name, 2, top=top)
+        check_whole(self.name, 0, seed=seed)
         if reference and given != DEFAULTS:
             raise InputError("parameterised: reference=True fixes the network: leave others out")
         self.top, self.hidden, self.layers = top, hidden, layers
@@ -182,12 +183,6 @@ class ParameterisedTemperature(LogitMap):
         low, high = self._range(problem)
         message = f"T from {low:.4g} to {high:.4g}" + (": the network died" if low == high else "")
         return settle(self, problem, {"T_min": low, "T_max": high}, message, always=True)
-
-
-def _check_integer(key: str, value: object) -> None:
-    least = {"top": 2, "seed": 0}.get(key, 1)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InputError(f"parameterised: {key} is {value!r}: give a whole number from {least} on")
 
 
 def _published(problem: Problem, top: int) -> Tensor:

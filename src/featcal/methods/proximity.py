@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from featcal.core.arguments import check_choice, check_flags, check_whole
 from featcal.core.batch import Head, stored_logits, wide
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
@@ -77,15 +78,10 @@ class ProximityCalibration(Calibrator):
         reference: bool = False,
     ) -> None:
         super().__init__()
-        for key, count in (("neighbours", neighbours), ("references", references)):
-            if type(count) is not int or count < 1:
-                raise InputError(f"proximity: {key} is {count!r}: give a whole number from 1 up")
-        for key, value, known in (("how", how, HOW), ("features", features, VIEWS)):
-            if value not in known:
-                raise InputError(f"proximity: {key} is {value!r}: choose {' or '.join(known)}")
-        for key, flag in (("mirror", mirror), ("reference", reference)):
-            if not isinstance(flag, bool):
-                raise InputError(f"proximity: {key} is {flag!r}: give True or False")
+        check_whole(self.name, 1, neighbours=neighbours, references=references)
+        check_choice(self.name, "how", how, HOW)
+        check_choice(self.name, "features", features, VIEWS)
+        check_flags(self.name, mirror=mirror, reference=reference)
         if reference and (how != "density_ratio" or not mirror):
             raise InputError("proximity: reference=True fixes how and mirror: leave them out")
         self.neighbours, self.how, self.references = neighbours, how, references

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from featcal.core.arguments import check_flags, check_whole
 from featcal.core.calibrator import LogitMap
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
@@ -52,10 +53,8 @@ class Spline(LogitMap):
 
     def __init__(self, *, knots: int = 6, reference: bool = False) -> None:
         super().__init__()
-        if not isinstance(knots, int) or isinstance(knots, bool) or knots < 2:
-            raise InputError(f"spline: knots is {knots!r}: give a whole number above 1, such as 6")
-        if not isinstance(reference, bool):
-            raise InputError(f"spline: reference is {reference!r}: give True or False")
+        check_whole(self.name, 2, knots=knots)
+        check_flags(self.name, reference=reference)
         self.knots, self.reference = knots, reference
         self.jumps = reference  # swapped weights: the two sides of a node do not meet
         self.register_buffer("nodes", torch.empty(0))  # log-odds, ascending

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featcal.core.arguments import check_choice, check_flags
 from featcal.core.calibrator import LogitMap
 from featcal.core.descend import published_lbfgs
 from featcal.core.errors import InputError
@@ -42,13 +43,9 @@ class Temperature(LogitMap):
         self, *, criterion: str | None = None, grid: bool = False, reference: bool = False
     ) -> None:
         super().__init__()
-        if criterion is not None and (not isinstance(criterion, str) or criterion not in CRITERIA):
-            raise InputError(
-                f"temperature: criterion is {criterion!r}: choose {', '.join(CRITERIA)} or None"
-            )
-        for key, flag in (("grid", grid), ("reference", reference)):
-            if not isinstance(flag, bool):
-                raise InputError(f"temperature: {key} is {flag!r}: give True or False")
+        if criterion is not None:
+            check_choice(self.name, "criterion", criterion, CRITERIA)
+        check_flags(self.name, grid=grid, reference=reference)
         if reference and (grid or criterion is not None):
             raise InputError("temperature: reference=True fixes the search: leave the others out")
         self.criterion, self.grid, self.reference = criterion, grid, reference
