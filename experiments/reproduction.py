@@ -31,8 +31,7 @@ from reproduction_docs import DOCS, RESULTS, ROOT, fill, sections
 import featcal
 from featcal import METHODS, Batch
 from featcal.report import Comparison
-from featcal.report.blocks import after_clip
-from featcal.report.reproduction import METHODS_OF_PAPER
+from featcal.report.blocks import PAPER_METHODS, after_clip
 from featcal.report.rows import versions
 
 SHARED = ROOT.parent / "shared"
@@ -47,7 +46,7 @@ LEAKED = ("cifar10-resnet50", "cifar100-wrn16x4")  # packs for the fit on test
 
 def methods():
     """The six of the paper, as far as they exist."""
-    return [m for m in METHODS_OF_PAPER.values() if m == "none" or m in METHODS]
+    return [m for m in PAPER_METHODS.values() if m == "none" or m in METHODS]
 
 
 def compared(pack):
@@ -195,7 +194,7 @@ def made():
             "threads": torch.get_num_threads(),
         },
         "methods": sorted(METHODS),
-        "methods_missing": [m for m in METHODS_OF_PAPER.values() if m not in ("none", *METHODS)],
+        "methods_missing": [m for m in PAPER_METHODS.values() if m not in ("none", *METHODS)],
     }
 
 

@@ -9,7 +9,7 @@ import torch
 import featcal
 from featcal import METHODS, Batch, metrics
 from featcal.data.pack import sha256
-from featcal.report.reproduction import METHODS_OF_PAPER
+from featcal.report.blocks import PAPER_METHODS
 from featcal.report.scores import calibrated_logits
 
 BINS = 15
@@ -93,7 +93,7 @@ def replays(anchors):
 
     entries = []
     for table, metric in (("ece-posthoc", "ece"), ("adaece-posthoc", "adaptive_ece_reference")):
-        for printed, method in METHODS_OF_PAPER.items():
+        for printed, method in PAPER_METHODS.items():
             entries += replay(table, PAPER_NETWORK, f"{printed} base", "ce", method, metric)
     for column, network in (("Cross Entropy", "ce"), ("FLSD-53", "flsd53")):
         entries += replay("train-time", PAPER_NETWORK, f"{column} base", network, "none", "ece")

@@ -68,12 +68,12 @@ def listing():
 
 
 def marks():
-    """Every mark, with the tables where it stands."""
+    """Every mark, with the tables where it stands; the page says the same in its own text."""
     rows = []
     for mark in all_marks():
         names = (f"`{table.name}`" for table in paper_tables() if mark in table.marks)
-        rows.append((f"`{mark.id}`", mark.kind, ", ".join(names), mark.sentence, mark.evidence))
-    headings = ("mark", "kind", "tables", "what it says", "known from")
+        rows.append((f"`{mark.id}`", mark.kind, ", ".join(names), mark.evidence))
+    headings = ("mark", "kind", "tables", "known from")
     return Grid("", headings, tuple(rows))
 
 

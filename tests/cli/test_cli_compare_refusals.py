@@ -69,3 +69,23 @@ def test_a_file_whose_name_tells_no_format(pack, tmp_path):
 
 def test_one_split_for_both_names_the_way_out(pack):
     assert "--folds 5" in refused("compare", pack, "--test-split", "val")
+
+
+def test_a_pack_of_one_split_can_be_cross_fitted(tmp_path):
+    made = {key: value for key, value in arrays().items() if not key.startswith("test")}
+    one = packed(tmp_path, made)
+    said = refused("compare", one)
+    assert said.endswith(
+        "has no split 'test': choose one of val, or cross-fit val with --folds 5\n"
+    )
+    said = refused("compare", one, "--fit-split", "train", "--folds", "5")
+    assert "--folds" not in said
+
+
+def test_the_way_out_is_one_of_the_command_line(pack, logits_pack, tmp_path):
+    (tmp_path / "out.csv").write_text("")
+    for args in (["compare", pack], ["fit", pack, "temperature"], ["predict", pack, "cal"]):
+        said = refused(*args, "-o", tmp_path / "out.csv")
+        assert said.endswith("choose another name, or overwrite it with --force\n")
+    said = refused("compare", logits_pack, "group")
+    assert said.endswith("or use a method that needs no features\n")

@@ -10,6 +10,7 @@ from featcal import METHODS, parse
 from featcal.cli import compare_request, main
 from featcal.cli.compare_table import PLAIN_ARROWS, arrows
 from featcal.report.blocks import PAPER_METHODS, PAPER_RECIPES
+from featcal.report.columns import COLUMNS
 from featcal.report.render import ARROWS
 
 FEW = ("--resamples", "100")
@@ -48,7 +49,11 @@ def test_tables_fit_and_say_what_is_missing(pack, width, columns):
     for column in ("accuracy", "ECE"):
         assert column in head
     hidden = re.search(r"Too narrow for: (.*) \(see", text)
-    shown = {*head, *(hidden.group(1).split(", ") if hidden else ())} - {"recipe", "intervals"}
+    shown = {*head, *(hidden.group(1).split(", ") if hidden else ())} - {
+        "recipe",
+        "intervals",
+        "findings",
+    }
     usual = {"accuracy", "ECE", "adaptive ECE", "NLL", "Brier", "fitted", "seconds"}
     assert shown == usual
     assert (hidden is None) is (columns == 200)
@@ -70,6 +75,39 @@ def test_long_recipes_break_after_a_bar(pack, width):
     assert "clip(min_accuracy=0.99) |" in first
     assert first[first.index("clip(min_accuracy=0.99) |") + 1] == "temperature"
     assert "NLL" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "gone"), [(40, ["intervals"]), (31, ["intervals", "findings"])]
+)
+def test_what_is_not_shown_is_not_explained(pack, width, columns, gone):
+    width(columns)
+    text = compare(pack, "none", "clip").out
+    assert re.search(r"Too narrow for: (.*) \(see", text).group(1).split(", ")[5:] == gone
+    assert "In brackets" not in text
+    assert ("Better, worse" in text) is ("findings" not in gone)
+    assert bool(re.search("[↓↑] (better|worse)", text)) is ("findings" not in gone)
+
+
+def test_a_pipe_and_a_file_cut_nothing_and_end_lines_without_blanks(pack, tmp_path):
+    recipes = ["none", *(f"clip(min_accuracy=0.9{n}) | temperature" for n in range(3))]
+    metrics = [part for name in COLUMNS for part in ("--metric", name)]
+    text = compare(pack, *recipes, *metrics, "-o", tmp_path / "out.txt").out
+    for shown in (text, (tmp_path / "out.txt").read_text()):
+        assert "Too narrow" not in shown
+        assert "…" not in shown
+        assert not [line for line in shown.splitlines() if line.endswith(" ")]
+
+
+def test_why_there_are_no_findings_is_said(pack):
+    assert "No baseline: add none, or --baseline" in compare(pack, "temperature", "clip").out
+    for args in (["none", "clip"], ["none"], ["clip", "temperature", "--baseline", "clip"]):
+        assert "No baseline" not in compare(pack, *args).out
+
+
+def test_help_names_the_metrics():
+    said = " ".join(done("compare", "--help").out.split())
+    assert said.count("One of: accuracy, confidence,") == 2
 
 
 def test_arrows_where_they_can_be_printed():
@@ -109,7 +147,7 @@ def test_paper_shows_a_block_a_metric(pack, paper, width):
     assert [line.strip() for line in text.splitlines() if line.strip() in ("ECE", "adaptive ECE")]
     lines = cells(text)
     heads = [line for line in lines if line[0] == "method"]
-    assert heads == [["method", "base", "+ clip"]] * 2
+    assert heads == [["method", "base", "after clip"]] * 2
     labels = [line[0] for line in lines if line[0] in PAPER_METHODS]
     assert labels == [*PAPER_METHODS] * 2
     body = compare(pack, "--paper", "--json").json

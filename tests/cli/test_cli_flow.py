@@ -1,6 +1,7 @@
 """Good input: the commands agree with each other, with numpy, and with what they print."""
 
 import json
+import re
 import stat
 
 import numpy as np
@@ -307,3 +308,14 @@ def test_a_calibrator_of_another_network_is_refused(pack, cal, tmp_path):
         assert "has 5" in said
         assert "6 features" in refused(command, wider, cal, *extra)
     assert not (tmp_path / "probs.npy").exists()
+
+
+def test_eval_tells_the_recipe_and_single_numbers_alone(pack, cal, tmp_path):
+    first = done("eval", pack, cal).out.splitlines()[0]
+    assert re.fullmatch(
+        r"clip \| temperature   threshold=[\d.]+ temperature=[\d.]+, 300 rows of test", first
+    )
+    done("fit", pack, "proximity", "-o", tmp_path / "cal")
+    first = done("eval", pack, tmp_path / "cal").out.splitlines()[0]
+    assert first.startswith("proximity")
+    assert "tensor" not in first

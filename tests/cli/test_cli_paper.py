@@ -8,6 +8,7 @@ import re
 import pytest
 from cli_cases import done, featcal, refused
 
+from featcal.cli import main
 from featcal.cli import paper as command
 from featcal.report.paper import paper_table, paper_tables
 
@@ -207,11 +208,46 @@ def test_refusals(tmp_path):
     assert "contradict" in refused("paper", "vit", "--all")
     assert "make reproduce" in refused("paper", "vit", "--results", tmp_path / "none")
     assert "is not one of" in refused("paper", "--format", "latex")
+    assert "contradict" in refused("paper", "vit", "--json", "--format", "csv")
+
+
+def test_the_list_needs_no_results(tmp_path):
+    assert done("paper", "--results", tmp_path).out == done("paper").out
+
+
+def test_the_file_itself_is_no_folder(results):
+    assert "give its folder" in refused("paper", "vit", "--results", results / "reproduction.json")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
+def test_any_encoding_gets_arrows_it_has(results, monkeypatch, encoding, form):
+    written = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", written)
+    with pytest.raises(SystemExit) as end:
+        main(["paper", "ece-posthoc", "--results", str(results), "--format", form])
+    assert end.value.code == 0
+    written.flush()
+    text = written.buffer.getvalue().decode(encoding)
+    assert "0.49" in text
+    assert form in ("csv", "json") or re.search(r"0\.49\D{0,2}v", text)
+
+
+def test_arrows_of_the_paper_are_called_its_own():
+    assert "[▼ ▲] As the paper prints them." in done("paper", "vit").out
+    assert "As the paper prints them" not in done("paper", "entropy").out
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("{", "cannot be read"), ("[]", "lacks"), ('{"packs": []}', "lacks replays, beside")],
+    [
+        ("{", "cannot be read"),
+        ("[]", "lacks"),
+        ('{"packs": []}', "lacks replays, beside"),
+        ('{"replays": null, "packs": [], "beside": []}', "holds something else"),
+        ('{"replays": {"vit": 3}, "packs": [], "beside": []}', "holds something else"),
+        ('{"replays": [], "packs": [{"name": "vit"}], "beside": []}', "holds something else"),
+    ],
 )
 def test_results_that_are_not_ours_are_refused(tmp_path, text, why):
     (tmp_path / "reproduction.json").write_text(text)

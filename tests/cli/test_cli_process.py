@@ -149,6 +149,17 @@ def test_the_comparison_fits_a_usual_terminal(pack):
         assert f"{row['metrics']['nll']:.4f}" in seen, seen
 
 
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_a_terminal_of_any_kind_has_the_width_it_says(pack, term, monkeypatch):
+    """Rich takes a dumb one for 80 columns wide, whatever it is, and would cut numbers there."""
+    monkeypatch.setenv("TERM", term)
+    screen = Terminal("compare", pack, "none", "temperature", "--resamples", "100", columns=140)
+    seen = plain(screen.read())
+    assert screen.close() == 0
+    assert "…" not in seen
+    assert "Too narrow" not in seen
+
+
 def test_a_reader_that_leaves_early(tmp_path):
     """Like `featcal pack info PACK | true`: no traceback, and no failure."""
     pack = packed(tmp_path, arrays(val=40, test=50))

@@ -20,7 +20,7 @@ from featcal.report.blocks import (
     paper_blocks,
 )
 from featcal.report.columns import COLUMNS, USUAL, columns
-from featcal.report.fitted import fitted_text, step_text
+from featcal.report.fitted import fitted_text, folded, step_text
 from featcal.report.intervals import Difference, Interval
 from featcal.report.rows import Comparison
 
@@ -175,7 +175,7 @@ def test_paper_blocks_compare_each_method_with_itself(found):
     for block, name in zip(
         paper_blocks(paper, columns(("ece", "nll"))), ("ece", "nll"), strict=True
     ):
-        assert block.headings == ("base", "+ clip")
+        assert block.headings == ("base", "after clip")
         assert [line.label for line in block.lines] == list(PAPER_METHODS)
         for at, line in enumerate(block.lines):
             base, clipped = line.cells
@@ -190,14 +190,14 @@ def test_paper_blocks_as_text(found):
     blocks = paper_blocks(paper, columns(("ece", "nll")))
     text = render.markdown(paper, blocks)
     assert "**ECE**" in text
-    assert ["method", "base %", "+ clip %"] in rows_of(text)
-    assert ["method", "base", "+ clip"] in rows_of(text)
+    assert ["method", "base %", "after clip %"] in rows_of(text)
+    assert ["method", "base", "after clip"] in rows_of(text)
     assert "the same method without clip" in text
     assert "TS is temperature, ETS is ensemble" in text
     latex = render.latex(paper, blocks)
     assert latex_problems(latex) == []
     assert latex.count("\\begin{tabular}") == 2
-    assert "group calibration" in latex
+    assert "Group Calibration" in latex
 
 
 def test_notes_say_how_the_numbers_came(found):
@@ -234,7 +234,32 @@ def test_fitted_values_in_a_few_characters():
     assert step_text(step(weight=[0.5, 0.25, 1.0], words=["a"], on=True)) == "weight = 0.25 to 1"
     assert step_text(step()) == ""
     many = step_text(step(**{f"w{number}": number for number in range(5)}))
-    assert many == "w0 = 0 w1 = 1 w2 = 2 ..."
+    assert many == "w0 = 0; w1 = 1; w2 = 2; w3 = 3; ..."
+
+
+def test_two_ends_of_a_range_are_one_value_and_a_penalty_is_called_one():
+    assert step_text(step(T_min=1.347, T_max=2.178, spread=0.2)) == "T 1.347 to 2.178; spread = 0.2"
+    assert step_text(step(T_min=1.5, T_max=1.5)) == "T = 1.5"
+    assert step_text(step(T_min=1.5)) == "T_min = 1.5"
+    histogram = step(bins=15, lowest=0.6, highest=0.9)
+    assert step_text(histogram) == "bins = 15; values 0.6 to 0.9"
+    matrix = step(off_diagonal=1.397, bias=0.005, ridge=10, w_min=-0.4, w_max=0.7)
+    assert step_text(matrix) == "w -0.4 to 0.7; penalty = 10"
+    ensemble = step(temperature=1.762, w0=1.0, w1=0.0, w2=0.0)
+    assert step_text(ensemble) == "T = 1.762; w0 = 1; w1 = 0; w2 = 0"
+
+
+def test_folds_need_not_have_found_the_same_values():
+    fits = [report(step(temperature=1.5)), report(step(temperature=1.6, T_min=1.2, T_max=1.9))]
+    assert fitted_text(fits) == "T = 1.5 to 1.6; T 1.2 to 1.9"
+
+
+def test_lines_break_between_values_alone():
+    text = "c = 2.2, T 1.347 to 2.178; spread = 0.2"
+    assert folded(text, 18).splitlines() == ["c = 2.2,", "T 1.347 to 2.178;", "spread = 0.2"]
+    assert folded(text, 28).splitlines() == ["c = 2.2, T 1.347 to 2.178;", "spread = 0.2"]
+    assert folded(text, 100) == text
+    assert folded("", 10) == ""
 
 
 def test_fitted_values_over_folds():

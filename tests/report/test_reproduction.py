@@ -11,9 +11,9 @@ import torch
 import featcal
 from featcal import Batch, metrics
 from featcal.data.pack import sha256
-from featcal.report.blocks import PAPER_RECIPES
+from featcal.report.blocks import PAPER_METHODS, PAPER_RECIPES
 from featcal.report.paper import paper_table
-from featcal.report.reproduction import METHODS_OF_PAPER, Reproduction
+from featcal.report.reproduction import Reproduction
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,8 +142,8 @@ def test_entropies_by_hand(experiment):
 
 
 def test_the_recipes_are_those_of_compare_paper():
-    after = ("clip" if m == "none" else f"clip | {m}" for m in METHODS_OF_PAPER.values())
-    assert {*METHODS_OF_PAPER.values(), *after} == set(PAPER_RECIPES)
+    after = ("clip" if m == "none" else f"clip | {m}" for m in PAPER_METHODS.values())
+    assert {*PAPER_METHODS.values(), *after} == set(PAPER_RECIPES)
 
 
 # --- the file that is kept -----------------------------------------------------------------------
@@ -155,7 +155,7 @@ def kept():
 
 
 def test_the_kept_file_holds_every_recipe_of_the_paper(kept):
-    methods = [m for m in METHODS_OF_PAPER.values() if m not in kept["methods_missing"]]
+    methods = [m for m in PAPER_METHODS.values() if m not in kept["methods_missing"]]
     after = [f"clip | {method}" for method in methods if method != "none"]
     for pack in kept["packs"]:
         found = {(row["recipe"], row["mode"]) for row in pack["results"]}

@@ -33,6 +33,7 @@ from featcal.report.scores import evaluate as score
 PACK = click.argument("pack_path", metavar="PACK", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for programs.")
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
+OVERWRITE = "choose another name, or overwrite it with --force"
 BINS = click.option(
     "--bins", default=15, show_default=True, type=click.IntRange(1, 1000), help="Bins of ECE."
 )
@@ -73,7 +74,7 @@ def fit(
 
     Example: featcal fit my-pack "clip | temperature" -o cal.safetensors
     """
-    check_free(output, overwrite=force)
+    check_free(output, overwrite=force, remedy=OVERWRITE)
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
     check_recipe(calibrator, pack, train=train_split is not None)
@@ -99,7 +100,8 @@ def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> N
     if calibrator.needs_features and pack.manifest.head is None:
         raise InputError(
             f"{calibrator!r} works on features and {pack.path} holds logits alone: "
-            "import features with the head's weight and bias, or use a recipe without clip"
+            "import features with the head's weight and bias, or use a method that needs no "
+            "features"
         )
     if calibrator.needs_train and not train:
         raise InputError(
@@ -162,9 +164,16 @@ def evaluate(
     if as_json:
         print_json({"recipe": None if calibrator is None else repr(calibrator), **scores.as_json()})
         return
-    name = "uncalibrated" if calibrator is None else str(calibrator)
+    name = "uncalibrated" if calibrator is None else _described(calibrator)
     tables.say(f"{name}, {scores.n:,} rows of {split}")
     tables.console().print(tables.scores_table(scores))
+
+
+def _described(calibrator: Calibrator) -> str:
+    """The recipe, and what was learned where that is a single number."""
+    single = ((key, value) for key, value in calibrator.named_buffers() if value.numel() == 1)
+    values = (f"{key.rpartition('.')[2]}={value.item():.4g}" for key, value in single)
+    return f"{calibrator!r}   {' '.join(values)}".rstrip()
 
 
 def _load_for(path: Path, pack: Pack) -> Calibrator:
@@ -198,7 +207,7 @@ def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, fo
 
     Example: featcal predict my-pack cal.safetensors -o probs.npy
     """
-    check_free(output, overwrite=force)
+    check_free(output, overwrite=force, remedy=OVERWRITE)
     pack = Pack.open(pack_path)
     calibrator = _load_for(calibrator_path, pack)
     data = pack.split(split)

@@ -16,15 +16,16 @@ from rich.console import Console
 
 from featcal.cli import compare_table, tables
 from featcal.cli.bar import progress_bar
-from featcal.cli.commands import BINS, FORCE, JSON, PACK, about
+from featcal.cli.commands import BINS, FORCE, JSON, OVERWRITE, PACK, about
 from featcal.cli.compare_request import FORMATS, GIVEN, Request
+from featcal.cli.compare_table import FINDINGS, INTERVALS
 from featcal.core.disk import check_free, new_file
 from featcal.core.errors import InputError
-from featcal.data import Pack
+from featcal.data import Pack, PackSplit
 from featcal.report import render
 from featcal.report.blocks import Block, against_own_base
 from featcal.report.columns import COLUMNS
-from featcal.report.comparison import RESAMPLES
+from featcal.report.comparison import NONE, RESAMPLES
 from featcal.report.comparison import compare as run_comparison
 from featcal.report.render import ARROWS
 from featcal.report.resample import checked_resamples
@@ -38,6 +39,7 @@ def _resamples(_context: click.Context, _option: click.Parameter, value: int) ->
         raise InputError(f"--{error}".replace(": pass", ": give")) from error
 
 
+NAMES = ", ".join(COLUMNS)
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--fit-split", default="val", show_default=True, help="The split to fit on."),
     click.option("--test-split", help="The split to score on.  [default: test]"),
@@ -54,13 +56,13 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         multiple=True,
         type=click.Choice(list(COLUMNS)),
         metavar="NAME",
-        help="A column to show, such as ece; repeat for more. Rows are sorted by the first.",
+        help=f"A column to show; repeat for more. Rows are sorted by the first. One of: {NAMES}.",
     ),
     click.option(
         "--sort",
         type=click.Choice([*COLUMNS, GIVEN]),
         metavar="NAME",
-        help='Sort by this metric instead, or keep the order as "given".',
+        help=f'Sort by this metric instead, or keep the order as "given". One of: {NAMES}.',
     ),
     click.option(
         "--resamples",
@@ -111,7 +113,7 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
     request = Request(**options)
     request.check()
     if request.output is not None:
-        check_free(request.output, overwrite=request.force)
+        check_free(request.output, overwrite=request.force, remedy=OVERWRITE)
     found = compare_pack(Pack.open(request.pack_path), request)
     if request.output is not None:
         with new_file(request.output, overwrite=request.force) as temporary:
@@ -136,7 +138,7 @@ def compare_pack(pack: Pack, request: Request) -> Comparison:
     """Fits and scores the recipes of a request on the splits of a pack."""
     recipes = request.chosen_recipes(pack)
     fit_data = pack.split(request.fit_split)
-    test_data = None if request.folds else pack.split(request.scored_split)
+    test_data = None if request.folds else _test_split(pack, request)
     train = None if request.train_split is None else pack.split(request.train_split)
     request.check_folds(fit_data.rows)
     splits = dict.fromkeys((request.fit_split, request.scored_split))
@@ -165,6 +167,14 @@ def compare_pack(pack: Pack, request: Request) -> Comparison:
     return found if request.order is None else found.sorted_by(request.order)
 
 
+def _test_split(pack: Pack, request: Request) -> PackSplit:
+    try:
+        return pack.split(request.scored_split)
+    except InputError as error:
+        remedy = f"or cross-fit {request.fit_split} with --folds 5"
+        raise InputError(f"{error}, {remedy}") from error
+
+
 def _text(found: Comparison, request: Request, arrows: Mapping[str, str]) -> str:
     """The comparison in the format asked for."""
     blocks = request.blocks(found)
@@ -186,16 +196,28 @@ def _text(found: Comparison, request: Request, arrows: Mapping[str, str]) -> str
 
 def print_comparison(found: Comparison, blocks: Sequence[Block], console: Console) -> None:
     """The tables, and below them what a reader must know to read them."""
-    _, *legend = render.notes(found)
     hidden: dict[str, None] = {}
+    everywhere = {INTERVALS, FINDINGS}
     for block in blocks:
         table, left_out = compare_table.comparison_table(block, console)
         console.print(table)
         hidden |= dict.fromkeys(left_out)
+        everywhere &= set(left_out)
+    shown = {"intervals": INTERVALS not in everywhere, "findings": FINDINGS not in everywhere}
+    _, *legend = render.notes(found, **shown)
+    if _lacks_baseline(found):
+        legend.append("No baseline: add none, or --baseline RECIPE.")
     if hidden:
         legend.append(f"Too narrow for: {', '.join(hidden)} (see --metric, or --format csv).")
     for line in [*legend, *warnings_of(found), *idle_steps(found)]:
         console.print(line, soft_wrap=True)
+
+
+def _lacks_baseline(found: Comparison) -> bool:
+    """Whether there could be findings, and are none for want of something to compare with."""
+    compared = any(other is not None for other in found.against)
+    possible = found.settings.get("resamples") and any(row.recipe != NONE for row in found)
+    return bool(possible) and not compared
 
 
 def warnings_of(found: Comparison) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from typing import TypeVar
@@ -12,15 +12,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from featcal.cli.tables import FITTED_WIDTH, measured
 from featcal.report.blocks import Block, Cell
 from featcal.report.columns import USUAL
-from featcal.report.fitted import BETWEEN
+from featcal.report.fitted import BETWEEN, folded
+from featcal.report.intervals import UNKNOWN
 from featcal.report.render import ARROWS, finding_text
 
 PLAIN_ARROWS = {"down": "v", "up": "^"}
 # What a narrow terminal does without, first to go first; columns that were asked for go last.
 EXPENDABLE = ("seconds", "brier", "adaptive_ece", "fitted", "nll")
-FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range over folds
+INTERVALS, FINDINGS = "intervals", "findings"  # what goes after all columns that can
 STYLES = {"better": "green", "worse": "red"}
 
 T = TypeVar("T")
@@ -37,12 +39,11 @@ def arrows(encoding: str | None) -> Mapping[str, str]:
 
 def comparison_table(block: Block, console: Console) -> tuple[Table, list[str]]:
     """The widest table that fits, and the headings it had to leave out."""
-    screen = Console(width=10_000)
     for part, hidden in _narrower(block):
         labels = dict.fromkeys((_longest_label(part), _longest_step(part)))
         for width, fitted in product(labels, (None, FITTED_WIDTH)):
             table = _table(part, width, fitted, arrows(console.encoding))
-            if screen.measure(table).maximum <= console.width:
+            if measured(table) <= console.width:
                 return table, hidden
     return table, hidden
 
@@ -60,13 +61,16 @@ def _narrower(block: Block) -> Iterator[tuple[Block, list[str]]]:
         block, heading = _without(block, name)
         hidden += heading
         yield block, list(hidden)
-    some = any(cell.range for line in block.lines for cell in line.cells)
-    plain = tuple(replace(line, cells=tuple(map(_bare, line.cells))) for line in block.lines)
-    yield replace(block, lines=plain), [*hidden, *(["intervals"] * some)]
+    cells = [cell for line in block.lines for cell in line.cells]
+    hidden += [INTERVALS] * any(cell.range for cell in cells)
+    yield _mapped(block, lambda cell: replace(cell, interval=UNKNOWN)), list(hidden)
+    hidden += [FINDINGS] * any(cell.finding for cell in cells)
+    yield _mapped(block, lambda cell: Cell(cell.column, cell.value, best=cell.best)), hidden
 
 
-def _bare(cell: Cell) -> Cell:
-    return Cell(cell.column, cell.value, best=cell.best)
+def _mapped(block: Block, change: Callable[[Cell], Cell]) -> Block:
+    lines = (replace(line, cells=tuple(map(change, line.cells))) for line in block.lines)
+    return replace(block, lines=tuple(lines))
 
 
 def _without(block: Block, name: str) -> tuple[Block, list[str]]:
@@ -108,20 +112,27 @@ def _table(block: Block, labels: int, fitted_width: int | None, marks: Mapping[s
     timed = any(not math.isnan(line.seconds) for line in block.lines)
     if timed:
         table.add_column("seconds", justify="right", no_wrap=True)
-    tall = any(cell.range for line in block.lines for cell in line.cells)
+    tall = any(cell.range or cell.finding for line in block.lines for cell in line.cells)
     for line in block.lines:
         cells = [_cell(cell, marks) for cell in line.cells]
         # Where cells have two lines anyway, so may a pipeline of two steps.
-        text = line.fitted.replace(BETWEEN, "\n") if tall else line.fitted
+        steps = line.fitted.split(BETWEEN) if tall else [line.fitted]
+        text = "\n".join(folded(step, fitted_width or len(step)) for step in steps)
         more = [text] * fitted + [f"{line.seconds:.2f}"] * timed
         table.add_row(line.label, *cells, *more)
     return table
 
 
 def _cell(cell: Cell, marks: Mapping[str, str]) -> Text:
-    """The finding before the value, so that the numbers of a column stay below each other."""
-    text = Text()
+    """The finding before the value, so that the numbers of a column stay below each other.
+
+    Without an interval below the value there is room for the finding, which is narrower there.
+    """
+    value = Text(cell.column.text(cell.value), "bold" if cell.best else "")
+    found = Text() if cell.finding is None else Text(finding_text(cell, marks))
     if cell.finding is not None:
-        text.append(f"{finding_text(cell, marks)} ", STYLES[cell.finding[1]])
-    text.append(cell.column.text(cell.value), "bold" if cell.best else "")
-    return text.append(f"\n{cell.range}", "dim") if cell.range else text
+        found.stylize(STYLES[cell.finding[1]])
+    if not cell.range:
+        return Text("\n").join([value, found]) if found else value
+    first = Text(" ").join([found, value]) if found else value
+    return Text("\n").join([first, Text(cell.range, "dim")])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from featcal.cli import tables
-from featcal.cli.commands import print_json
+from featcal.cli.commands import JSON, print_json
+from featcal.cli.compare_table import PLAIN_ARROWS
 from featcal.core.errors import InputError
 from featcal.report.footnotes import paper_grid
 from featcal.report.grids import Grid
 from featcal.report.paper import PaperTable, paper_table, paper_tables
-from featcal.report.reproduction import Reproduction, checkout_results
+from featcal.report.reproduction import ARROWS, Reproduction, checkout_results
 
 FORMATS = ("table", "markdown", "csv", "json")
+AS_PRINTED = (ARROWS[0], "As the paper prints them.")
+PLAIN = str.maketrans({"▼": PLAIN_ARROWS["down"], "▲": PLAIN_ARROWS["up"]})
 LISTED = {
     **{"name": "name", "number": "table", "cells": "cells", "faulty": "marked"},
     "summary": "what it shows",
@@ -41,17 +46,17 @@ NONE_OF_OURS = (
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    default="table",
-    show_default=True,
-    help="How to print: csv has one line a value.",
+    help="How to print: csv has one line a value.  [default: table]",
 )
-@click.option("--json", "form", flag_value="json", help="Print one JSON object for programs.")
+@JSON
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
     help="Folder with reproduction.json; by default that of the source checkout, if it is one.",
 )
-def paper(name: str | None, every: bool, form: str, results: Path | None) -> None:
+def paper(
+    name: str | None, every: bool, form: str | None, as_json: bool, results: Path | None
+) -> None:
     """List the tables of the feature clipping paper, or show table NAME.
 
     Each table is shown as printed, with a footnote where a cell does not hold what its heading
@@ -61,11 +66,14 @@ def paper(name: str | None, every: bool, form: str, results: Path | None) -> Non
     """
     if name is not None and every:
         raise InputError(f"{name} and --all contradict each other: give one of them")
-    folder = checkout_results() if results is None else results
-    ours = None if folder is None else Reproduction.read(folder)
+    if as_json and form not in (None, "json"):
+        raise InputError(f"--json and --format {form} contradict each other: give one")
+    form = "json" if as_json else form or "table"
     if name is None and not every:
         _list(form)
         return
+    folder = checkout_results() if results is None else results
+    ours = None if folder is None else Reproduction.read(folder)
     chosen = paper_tables() if name is None else (paper_table(name),)
     if form == "json":
         found = [_as_json(table, ours) for table in chosen]
@@ -137,23 +145,38 @@ def as_csv(lines: Iterable[dict[str, Any]], columns: tuple[str, ...]) -> str:
 
 
 def _show(table: PaperTable, ours: Reproduction | None, form: str) -> None:
-    for grid in (paper_grid(table), *([] if ours is None else ours.beside(table))):
+    for grid in (_as_printed(paper_grid(table)), *([] if ours is None else ours.beside(table))):
         _print(grid, form)
         tables.say("")
+
+
+def _as_printed(grid: Grid) -> Grid:
+    """The paper's table with a word on its arrows, which no interval stands behind."""
+    marked = any(set(cell) & set(ARROWS[0].split()) for row in grid.rows for cell in row)
+    return replace(grid, notes=(*grid.notes, AS_PRINTED)) if marked else grid
+
+
+def _printable(text: str) -> str:
+    """The text with arrows that standard output can encode."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(PLAIN)
+    return text
 
 
 def _print(grid: Grid, form: str) -> None:
     if form == "markdown":
         # Plain echo: a pipe table is one line a row, however narrow the terminal.
         notes = "".join(f"\n- [{letter}] {text}" for letter, text in grid.notes)
-        click.echo(f"{grid.title}\n\n{grid.markdown()}\n{notes}".rstrip())
+        click.echo(_printable(f"{grid.title}\n\n{grid.markdown()}\n{notes}".rstrip()))
         return
     console = tables.console()
     tables.say(grid.title)
     for block in grid.blocks(console.width):
         console.print(_rich(block))
     if grid.notes:
-        console.print(_footnotes(grid))
+        console.print(_footnotes(grid), width=min(console.width, tables.TEXT_WIDTH))
 
 
 def _rich(grid: Grid) -> Table:
@@ -168,7 +191,7 @@ def _rich(grid: Grid) -> Table:
 
 def _text(cell: str) -> Text:
     text = Text()
-    for index, part in enumerate(cell.split("**")):
+    for index, part in enumerate(_printable(cell).split("**")):
         text.append(part, style="bold" if index % 2 else "")
     return text
 
@@ -178,5 +201,5 @@ def _footnotes(grid: Grid) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for letter, text in grid.notes:
-        table.add_row(f"[{letter}]", Text(text))
+        table.add_row(_printable(f"[{letter}]"), Text(text))
     return table

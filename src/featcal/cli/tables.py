@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import Any, NoReturn, TextIO
 
@@ -10,10 +11,14 @@ from rich.table import Table
 
 from featcal.core.fitting import FitReport
 from featcal.report.columns import COLUMNS
-from featcal.report.fitted import step_text
+from featcal.report.fitted import folded, step_text
 from featcal.report.scores import Scores
 
-PIPE_WIDTH = 120  # a pipe has no width of its own, and a table must not be cut there
+BOUNDLESS = 10_000  # wider than any table
+PIPE_WIDTH = BOUNDLESS  # a pipe has no width of its own, and a table must not be cut there
+HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb terminal has 80
+TEXT_WIDTH = 120  # of prose in a pipe, which has to be folded somewhere
+FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range over folds
 
 
 class _Console(Console):
@@ -23,14 +28,35 @@ class _Console(Console):
         """Rich would leave with exit code 1; a reader that has seen enough is no failure."""
         raise BrokenPipeError
 
+    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - as in rich
+        """A file or a pipe gets no blanks at the ends of lines; a terminal shows none."""
+        if self.is_terminal:
+            super().print(*objects, **options)
+            return
+        with self.capture() as caught:
+            super().print(*objects, **options)
+        try:
+            self.file.write("\n".join(line.rstrip(" ") for line in caught.get().split("\n")))
+            self.file.flush()
+        except BrokenPipeError:
+            self.on_broken_pipe()
+
+
+def measured(table: Table) -> int:
+    """The columns a table takes where nothing limits it."""
+    return Console(width=BOUNDLESS, height=HEIGHT).measure(table).maximum
+
 
 def console(file: TextIO | None = None) -> Console:
     """Standard output, as wide as the terminal; wide enough for any table when it is a pipe.
 
     No markup: a file called [red] is called that.
     """
-    width = None if file is None and sys.stdout.isatty() else PIPE_WIDTH
-    return _Console(file=file, width=width, highlight=False, markup=False, emoji=False)
+    shown = file is None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if shown else PIPE_WIDTH
+    return _Console(
+        file=file, width=width, height=HEIGHT, highlight=False, markup=False, emoji=False
+    )
 
 
 def say(text: str) -> None:
@@ -48,7 +74,8 @@ def fit_table(report: FitReport) -> Table:
         table.add_column(heading, justify="right")
     for step in report.steps:
         numbers = (f"{step.loss_before:.4f}", f"{step.loss_after:.4f}", str(step.head_passes))
-        table.add_row(step.name, step_text(step), *numbers, f"{step.seconds:.2f}")
+        fitted = folded(step_text(step), FITTED_WIDTH)
+        table.add_row(step.name, fitted, *numbers, f"{step.seconds:.2f}")
     return table
 
 

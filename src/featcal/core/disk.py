@@ -9,7 +9,7 @@ from pathlib import Path
 
 from featcal.core.errors import InputError
 
-OVERWRITE = "choose another name, or overwrite it (--force, overwrite=True)"
+OVERWRITE = "choose another name, or overwrite it with overwrite=True"
 REMOVE = "choose another name, or remove it first"  # a folder is never replaced
 
 

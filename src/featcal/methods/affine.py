@@ -79,8 +79,8 @@ class HeldMap(AffineMap):
         if self.given() is not None:
             return "as strongly as given"
         if not choice.losses:
-            return "by a strength of 1, for want of rows to choose by"
-        return f"by a strength of {choice.strength:.2g}, the best of {len(choice.losses)} tried"
+            return "with c = 1, for want of rows to choose by"
+        return f"with c = {choice.strength:.2g}, the best of {len(choice.losses)} tried"
 
 
 def _cap_warning(method: str, start: Start) -> str:

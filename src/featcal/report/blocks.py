@@ -18,14 +18,15 @@ from featcal.report.intervals import UNKNOWN, Difference, Interval
 if TYPE_CHECKING:
     from featcal.report.rows import Comparison
 
-# The rows of the paper's Table 1, and the recipe of each; each is shown alone and after clip.
+# The rows of the paper's Table 2 (ece-posthoc) under its names, and the recipe of each; each is
+# shown alone and after clip.
 PAPER_METHODS = {
-    "vanilla": "none",
+    "Original Feature": "none",
     "TS": "temperature",
     "ETS": "ensemble",
     "PTS": "parameterised",
     "CTS": "classwise",
-    "group calibration": "group",
+    "Group Calibration": "group",
 }
 PAPER_METRICS = ("ece", "adaptive_ece")
 
@@ -123,7 +124,7 @@ def _paper_block(comparison: Comparison, column: Column) -> Block:
     cells = _cells(comparison, range(len(comparison)), column)
     pairs = zip(PAPER_METHODS, zip(cells[::2], cells[1::2], strict=True), strict=True)
     lines = tuple(Line(label, pair) for label, pair in pairs)
-    return Block(column.heading, "method", ("base", "+ clip"), lines)
+    return Block(column.heading, "method", ("base", "after clip"), lines)
 
 
 def against_own_base(comparison: Comparison) -> Comparison:

@@ -147,23 +147,31 @@ def _unknown(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def notes(comparison: Comparison) -> list[str]:
-    """How the numbers came about, in two or three sentences."""
+def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = True) -> list[str]:
+    """How the numbers came about, in two or three sentences.
+
+    Args:
+        comparison: the rows.
+        intervals: whether they are shown, and so have to be explained.
+        findings: whether they are.
+    """
     settings, n = comparison.settings, comparison[0].scores.n if len(comparison) else 0
     found = [_how(settings, n)]
     if settings.get("methods"):
         names = (f"{name} is {recipe}" for name, recipe in settings["methods"].items())
         found.append(f"{', '.join(names)}.")
-    if settings.get("resamples") and n > 1:
+    if not settings.get("resamples") or n < 2:
+        return found
+    if intervals:
         found.append(
             f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of these rows "
             f"(seed {settings['seed']}); the fits stay as they are."
         )
-        if any(other is not None for other in comparison.against):
-            found.append(
-                f"Better, worse: the paired difference from {settings['baseline']} excludes 0; no "
-                "word: undecided."
-            )
+    if findings and any(other is not None for other in comparison.against):
+        found.append(
+            f"Better, worse: the paired difference from {settings['baseline']} excludes 0; no "
+            "word: undecided."
+        )
     return found
 
 

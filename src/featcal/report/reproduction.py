@@ -14,20 +14,12 @@ from pathlib import Path
 from typing import Any, final
 
 from featcal.core.errors import InputError
+from featcal.report.blocks import PAPER_METHODS
 from featcal.report.grids import Grid
-from featcal.report.paper import PaperTable
+from featcal.report.paper import PaperTable, paper_tables
 
 FILE = "reproduction.json"
 REMEDY = "make it in a source checkout with: make reproduce"
-# The paper's names of the methods, and ours.
-METHODS_OF_PAPER = {
-    "Original Feature": "none",
-    "TS": "temperature",
-    "ETS": "ensemble",
-    "PTS": "parameterised",
-    "CTS": "classwise",
-    "Group Calibration": "group",
-}
 PACK_METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "accuracy": "accuracy"}
 ARROWS = ("▼ ▲", "Lower or higher than base, and the paired 95 % interval says so.")
 # Tables whose rows our packs have no counterpart of: other losses, other layers.
@@ -56,6 +48,8 @@ class Reproduction:
             InputError: when it is not there or not what experiments/reproduction.py writes.
         """
         path = folder / FILE
+        if folder.is_file():
+            raise InputError(f"{folder} is a file: give its folder")
         if not path.is_file():
             raise InputError(f"{folder} holds no {FILE}: {REMEDY}")
         try:
@@ -65,7 +59,21 @@ class Reproduction:
             raise InputError(f"{path} cannot be read ({error}): {REMEDY}") from error
         if missing:
             raise InputError(f"{path} lacks {', '.join(missing)}: {REMEDY}")
-        return cls(content)
+        found = cls(content)
+        try:
+            found._check()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            why = f"{type(error).__name__}: {error}"
+            raise InputError(f"{path} holds something else ({why}): {REMEDY}") from error
+        return found
+
+    def _check(self) -> None:
+        """Lays out everything once: what is of another kind inside fails here, not halfway."""
+        for table in paper_tables():
+            self.beside(table)
+            list(self.values(table))
 
     def beside(self, table: PaperTable) -> list[Grid]:
         """Everything of ours that belongs beside a table."""
@@ -132,7 +140,7 @@ class Reproduction:
 def pack_grid(pack: dict[str, Any], metric: str) -> Grid:
     """The six methods on one network: alone, after a clip, and with a clip fitted jointly."""
     rows = []
-    for printed, method in METHODS_OF_PAPER.items():
+    for printed, method in PAPER_METHODS.items():
         after = "clip" if method == "none" else f"clip | {method}"
         joint = None if method == "none" else _find(pack, after, "joint")
         found = (_find(pack, method, "sequential"), _find(pack, after, "sequential"), joint)
