@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 	$(BIN)/featcal demo
 
 test: lint
-	$(BIN)/python -m pytest -q --cov --cov-report=term
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --cov --cov-report=term
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -32,7 +32,7 @@ def test_the_penalty_is_the_best_of_those_tried():
     assert step.values["off_diagonal"] == pytest.approx(expected, rel=0.01)
     assert step.values["bias"] == 4 / 2000
     assert step.values["ridge"] == 4
-    assert f"a strength of {best:.2g}, the best of {len(held_out)} tried" in step.message
+    assert f"c = {best:.2g}, the best of {len(held_out)} tried" in step.message
 
 
 def test_the_ridge_of_vector_scaling_is_chosen_too():
