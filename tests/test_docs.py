@@ -58,6 +58,17 @@ def test_the_benchmark_table_is_that_of_its_result_file():
     assert all(row["ours"]["head_passes"] <= 10 for row in results["rows"])
 
 
+def test_the_tables_beside_other_libraries_are_those_of_their_result_file():
+    bench = script(ROOT / "bench" / "peers.py")
+    results = json.loads((ROOT / "results" / "bench-peers.json").read_text())
+    text = bench.DOCS.read_text()
+    for name, table in bench.tables(results).items():
+        assert between(text, *bench.markers(name)) == table
+    ours, *_ = results["temperature"]["cases"]
+    assert ours["name"] == "featcal"
+    assert ours["excess"] < 1e-9
+
+
 def test_every_method_and_every_option_is_documented():
     text = (ROOT / "docs" / "methods.md").read_text()
     for name, method in featcal.METHODS.items():

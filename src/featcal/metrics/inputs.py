@@ -39,6 +39,20 @@ class Given:
     values: Tensor
     labels: Tensor
 
+    def raw_chunks(self) -> tuple[Tensor, ...]:
+        """The values as they came, in the same chunks, not checked."""
+        rows = max(1, CHUNK_VALUES // self.values.shape[1])
+        return torch.split(self.values, rows)
+
+    def passes(self, sums: Tensor, lowest: float, highest: float) -> bool:
+        """Whether values with these row sums and ends are probabilities."""
+        near = bool(((sums - 1).abs() <= self._tolerance).all())
+        return near and lowest >= -ROUNDING and highest <= 1 + ROUNDING
+
+    @property
+    def _tolerance(self) -> float:
+        return ROW_SUM if self.values.dtype.itemsize >= 4 else ROW_SUM_16_BIT
+
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Checked values, float32 or wider, with their labels; one empty chunk for no rows."""
         n, k = self.values.shape
@@ -59,12 +73,11 @@ class Given:
             if not bool(torch.isfinite(wide(values).sum())):
                 _refuse_infinite("logits", values, first_row)
             return wide(values)
-        tolerance = ROW_SUM if values.dtype.itemsize >= 4 else ROW_SUM_16_BIT
         values = wide(values)
-        if not _are_probabilities(values, tolerance):
+        if len(values) and not self.passes(values.sum(1), *_ends(values)):
             _refuse_infinite("probs", values, first_row)
             _refuse_outside(values, first_row)
-            _refuse_row_sums(values, tolerance, first_row)
+            _refuse_row_sums(values, self._tolerance, first_row)
         return values
 
 
@@ -161,14 +174,9 @@ def _labels(given: Values, values: Tensor) -> Tensor:
     return labels
 
 
-def _are_probabilities(values: Tensor, tolerance: float) -> bool:
-    """Three cheap reductions; a NaN or an infinity fails the first of them."""
-    if len(values) == 0:
-        return True
-    if not bool(((values.sum(1) - 1).abs() <= tolerance).all()):
-        return False
+def _ends(values: Tensor) -> tuple[float, float]:
     low, high = torch.aminmax(values)
-    return float(low) >= -ROUNDING and float(high) <= 1 + ROUNDING
+    return float(low), float(high)
 
 
 def _refuse_infinite(name: str, values: Tensor, first_row: int) -> None:
