@@ -519,9 +519,9 @@ LAYOUTS = ["uneven", "small", "no rows", "no batches"]
 def two_processes(world, tmp_path_factory, request):
     """Fits every selected case on every layout of shards in two real gloo processes."""
     folder = tmp_path_factory.mktemp("gloo")
-    wanted = [
-        item.callspec.params for item in request.session.items if "two_processes_give" in item.name
-    ]
+    name = test_two_processes_give_the_result_of_one.__name__
+    items = [item for item in request.session.items if item.name.startswith(f"{name}[")]
+    wanted = [item.callspec.params for item in items]
     jobs = [(one["recipe"], one["mode"], one["layout"]) for one in wanted]
     (folder / "worker.py").write_text(WORKER)
     torch.save(

@@ -130,7 +130,7 @@ def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path):
     screen.read(until="/2000")  # the bar of the published grid
     os.kill(screen.pid, signal.SIGINT)
     seen = screen.read()
-    assert screen.close() == 130
+    assert screen.close() == 130, seen
     assert "Traceback" not in seen
     assert plain(seen).rstrip().endswith("Interrupted: nothing was written.")
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1  # the cursor is back

@@ -58,7 +58,7 @@ def _run(args: list[str] | None) -> int:
         return BAD_INPUT
     except click.ClickException as error:
         return _refused(error.format_message())
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("Interrupted: nothing was written.", err=True)
         return INTERRUPTED
     except InputError as error:
