@@ -125,6 +125,29 @@ def plain(text):
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
+SWALLOWED = """
+import os, signal, sys
+from featcal.cli import app
+
+def swallows(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        raise ValueError("what a library made of it") from None
+
+app.group.main = swallows
+app.main()
+"""
+
+
+def test_an_interrupt_that_a_library_turned_into_an_error_is_still_one():
+    ran = subprocess.run(
+        [sys.executable, "-c", SWALLOWED], capture_output=True, text=True, timeout=LONGEST
+    )
+    assert ran.returncode == 130, ran.stderr
+    assert ran.stderr == "Interrupted: nothing was written.\n"
+
+
 def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path):
     screen = Terminal("fit", DEMO, "clip(reference=True)", "-o", tmp_path / "cal", columns=80)
     screen.read(until="/2000")  # the bar of the published grid

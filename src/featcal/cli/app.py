@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -51,23 +53,48 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _run(args: list[str] | None) -> int:
+    interrupts = _noted_interrupts()
     try:
         result: Any = group.main(args=args, prog_name="featcal", standalone_mode=False)
-    except click.exceptions.NoArgsIsHelpError as error:
+    except (click.Abort, KeyboardInterrupt):
+        return _stopped()
+    except Exception as error:
+        # Code below Python may swallow the interrupt and fail with an error of its own instead.
+        return _stopped() if interrupts else _explained(error)
+    return result if isinstance(result, int) else 0
+
+
+def _noted_interrupts() -> list[int]:
+    """A list that Ctrl-C makes non-empty, whatever becomes of the KeyboardInterrupt."""
+    seen: list[int] = []
+
+    def note(number: int, _: object) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    main_thread = threading.current_thread() is threading.main_thread()
+    if main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    return seen
+
+
+def _explained(error: Exception) -> int:
+    """One sentence for what a person can mend; anything else is raised again."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message())
         return BAD_INPUT
-    except click.ClickException as error:
+    if isinstance(error, click.ClickException):
         return _refused(error.format_message())
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("Interrupted: nothing was written.", err=True)
-        return INTERRUPTED
-    except InputError as error:
+    if isinstance(error, InputError):
         return _refused(str(error))
-    except BrokenPipeError:
-        raise
-    except OSError as error:
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return _refused(f"{error.filename or 'output'}: {error.strerror or error}")
-    return result if isinstance(result, int) else 0
+    raise error
+
+
+def _stopped() -> int:
+    click.echo("Interrupted: nothing was written.", err=True)
+    return INTERRUPTED
 
 
 def _refused(sentence: str) -> int:
