@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_cases import drawn_affine as drawn
+from method_cases import log_probs
 
 from featcal import Batch, InputError, metrics, parse
 from featcal.core.loss import brier, ece
@@ -18,21 +20,6 @@ scipy_optimize = pytest.importorskip("scipy.optimize")
 
 PLAIN_MATRIX = "matrix(off_diagonal=0, bias=0, ridge=0)"
 DEFAULTS = ["vector", "matrix", "dirichlet"]
-
-
-def drawn(n=600, k=4, *, seed=0, dtype=torch.float64):
-    """Logits whose labels follow another affine map of them, so that there is much to learn."""
-    draw = np.random.default_rng(seed)
-    logits = draw.normal(size=(n, k)) * 2.5
-    weight = np.diag(draw.uniform(0.3, 0.9, k)) + draw.normal(size=(k, k)) * 0.12
-    true = logits @ weight.T + draw.normal(size=k) * 0.5
-    labels = (true + draw.gumbel(size=true.shape)).argmax(1)
-    return torch.tensor(logits, dtype=dtype), torch.tensor(labels)
-
-
-def log_probs(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits).log_softmax(1)
 
 
 def close(left, right, tolerance=1e-4):

@@ -5,20 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from method_cases import drawn_affine as drawn
 
 from featcal import Batch
 from featcal.methods import MatrixScaling, Temperature, VectorScaling
 from featcal.methods.affine_folds import STRENGTHS, Fold
-
-
-def drawn(n=600, k=4, *, seed=0, dtype=torch.float64):
-    """Logits whose labels follow another affine map of them, so that there is much to learn."""
-    draw = np.random.default_rng(seed)
-    logits = draw.normal(size=(n, k)) * 2.5
-    weight = np.diag(draw.uniform(0.3, 0.9, k)) + draw.normal(size=(k, k)) * 0.12
-    true = logits @ weight.T + draw.normal(size=k) * 0.5
-    labels = (true + draw.gumbel(size=true.shape)).argmax(1)
-    return torch.tensor(logits, dtype=dtype), torch.tensor(labels)
 
 
 def test_the_penalty_is_the_best_of_those_tried():

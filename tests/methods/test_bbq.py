@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from method_cases import drawn, floored, mapped
 
 from featcal import Batch, InputError, metrics
 from featcal.core.levels import Levels, equal_mass, top_levels
@@ -14,27 +15,8 @@ from featcal.methods.bbq import average, histogram, histograms
 special = pytest.importorskip("scipy.special")
 
 
-def drawn(n=600, k=4, *, scale=3.0, heat=2.0, seed=0):
-    draw = np.random.default_rng(seed)
-    logits = (draw.normal(size=(n, k)) * scale).astype(np.float32)
-    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
-    return torch.tensor(logits), torch.tensor(labels)
-
-
-def mapped(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits)
-
-
 def sigmoid(x):
     return 1 / (1 + np.exp(-np.asarray(x, dtype=np.float64)))
-
-
-def floored(logits, wanted):
-    """What keeping the prediction makes of a confidence: at least the runner-up's, hardly above."""
-    p = np.sort(logits.double().softmax(1).numpy(), 1)
-    share = p[:, -2] / p[:, :-1].sum(1)
-    return np.maximum(wanted, share / (1 + share))
 
 
 def naive(odds, right, new):

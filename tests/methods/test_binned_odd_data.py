@@ -6,9 +6,9 @@ import subprocess
 import sys
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
+from method_cases import drawn, mapped
 
 from featcal import Batch, parse
 
@@ -33,18 +33,6 @@ RECIPES = [
     "bbq",
 ]
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
-
-
-def drawn(n=600, k=4, *, scale=3.0, heat=2.0, seed=0):
-    draw = np.random.default_rng(seed)
-    logits = (draw.normal(size=(n, k)) * scale).astype(np.float32)
-    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
-    return torch.tensor(logits), torch.tensor(labels)
-
-
-def mapped(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits)
 
 
 @cache

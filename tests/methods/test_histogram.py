@@ -5,22 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from method_cases import drawn, floored, mapped
 
 from featcal import Batch, InputError, metrics, parse
 from featcal.core.loss import ece
 from featcal.methods import HistogramBinning
-
-
-def drawn(n=600, k=4, *, scale=3.0, heat=2.0, seed=0):
-    draw = np.random.default_rng(seed)
-    logits = (draw.normal(size=(n, k)) * scale).astype(np.float32)
-    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
-    return torch.tensor(logits), torch.tensor(labels)
-
-
-def mapped(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits)
 
 
 def confidence(logits):
@@ -39,13 +28,6 @@ def naive_bins(scores, right, edges, *, added=(1.0, 2.0)):
 
 def looked_up(scores, edges, values):
     return np.array([values[sum(s > edge for edge in edges)] for s in scores])
-
-
-def floored(logits, wanted):
-    """What keeping the prediction makes of a confidence: at least the runner-up's, hardly above."""
-    p = np.sort(logits.double().softmax(1).numpy(), 1)
-    share = p[:, -2] / p[:, :-1].sum(1)
-    return np.maximum(wanted, share / (1 + share))
 
 
 # --- the definition ---------------------------------------------------------------------------

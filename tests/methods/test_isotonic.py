@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_cases import mapped
 
 from featcal import Batch, InputError, metrics, parse
 from featcal.core.odds import class_log_odds
@@ -19,11 +20,6 @@ def drawn(n=600, k=4, *, scale=3.0, heat=2.0, seed=0, dtype=torch.float32):
     logits = (draw.normal(size=(n, k)) * scale).astype(np.float32)
     labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
     return torch.tensor(logits).to(dtype), torch.tensor(labels)
-
-
-def mapped(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits)
 
 
 def probs64(logits):

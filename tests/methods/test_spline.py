@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from method_cases import drawn, floored, mapped
 
 from featcal import Batch, InputError, metrics
 from featcal.core.levels import Levels, top_levels
@@ -14,27 +15,8 @@ from featcal.methods.spline import MOST_NODES, fitted_shifts, natural_spline, th
 interpolate = pytest.importorskip("scipy.interpolate")
 
 
-def drawn(n=600, k=4, *, scale=3.0, heat=2.0, seed=0):
-    draw = np.random.default_rng(seed)
-    logits = (draw.normal(size=(n, k)) * scale).astype(np.float32)
-    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
-    return torch.tensor(logits), torch.tensor(labels)
-
-
-def mapped(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits)
-
-
 def top(logits):
     return logits.double().softmax(1).amax(1).numpy()
-
-
-def floored(logits, wanted):
-    """What keeping the prediction makes of a confidence: at least the runner-up's, hardly above."""
-    p = np.sort(logits.double().softmax(1).numpy(), 1)
-    share = p[:, -2] / p[:, :-1].sum(1)
-    return np.maximum(wanted, share / (1 + share))
 
 
 def scipy_basis(t, knots):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from method_cases import log_probs
 
 from featcal import Batch, InputError, metrics, parse
 from featcal.methods import StructuredMatrixScaling, StructuredVectorScaling, Temperature
@@ -28,11 +29,6 @@ def smoothed(logits, heat, rows):
     probs = exponentials / exponentials.sum(1, keepdims=True)
     share = 1 / (rows + 1)
     return torch.tensor(np.log((1 - share) * probs + share / probs.shape[1]))
-
-
-def log_probs(calibrator, logits):
-    with torch.no_grad():
-        return calibrator.wrap()(logits).log_softmax(1)
 
 
 def close(left, right, tolerance=1e-4):
