@@ -162,7 +162,7 @@ def run(packs, anchors):
     results["replays"] += replays(results["anchors"])
     for path in packs:
         with tempfile.TemporaryDirectory() as folder:
-            add_pack(results, path, featcal.import_npz(path, Path(folder) / path.stem))
+            add_pack(results, path, featcal.import_files([path], Path(folder) / path.stem))
     return results
 
 

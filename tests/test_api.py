@@ -18,9 +18,9 @@ from featcal import (
     Temperature,
     attach,
     collect,
+    find_head,
 )
-from featcal.core.attach import head_of
-from featcal.core.calibrator import CalibratedHead
+from featcal.core.head import CalibratedHead
 from featcal.metrics import Bins, ece
 
 
@@ -115,8 +115,11 @@ def test_the_mode_is_passed_on(model, loader):
 
 def test_a_calibrated_model_is_refused_a_second_time(model, loader):
     once = featcal.calibrate(model, loader, "temperature")
-    with pytest.raises(InputError, match=r"calibrated already|not the model's output"):
+    with pytest.raises(InputError, match=r"calibrated already: detach\(model\) first"):
         featcal.calibrate(once, loader, "temperature")
+    x, _ = blobs(50, 5)
+    again = featcal.calibrate(featcal.detach(once), loader, "temperature")
+    assert torch.equal(again.eval()(x), once.eval()(x))
 
 
 def test_a_bad_recipe_costs_no_pass_over_the_data(model):
@@ -205,33 +208,95 @@ def test_a_head_that_is_not_the_output_is_refused(model, loader):
     assert len(model.body[0]._forward_hooks) == 0
 
 
-def test_a_model_that_gives_probabilities_is_found_out(model, loader):
+@pytest.mark.parametrize("ending", [torch.softmax, torch.log_softmax])
+def test_a_model_that_gives_probabilities_is_calibrated_before_its_softmax(model, loader, ending):
     class Soft(nn.Module):
         def __init__(self, inner):
             super().__init__()
             self.inner = inner
 
         def forward(self, x):
-            return self.inner(x).softmax(1)
+            return ending(self.inner(x), 1)
 
-    with pytest.raises(InputError, match="is not the model's output"):
-        featcal.calibrate(Soft(model), loader)
+    soft = Soft(model)
+    found = featcal.calibrate(soft, loader, "temperature").eval()
+    bare = featcal.calibrate(model, loader, "temperature").eval()
+    assert isinstance(found, Soft)
+    assert isinstance(found.inner.fc, CalibratedHead)
+    assert float(found.inner.fc.calibrator.temperature) > 1
+    x, _ = blobs(50, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(found(x), ending(bare(x), 1))
+        assert torch.equal(soft.eval()(x), ending(model.eval()(x), 1))
+    assert find_head(soft, inputs=x) == "inner.fc"
 
 
-def test_a_head_that_runs_twice_or_never_is_refused(loader):
-    class Twice(Net):
+def test_a_head_that_is_added_up_or_runs_twice_or_never_is_refused(loader):
+    class Added(Net):
         def forward(self, x):
             return super().forward(x) + super().forward(x)
 
-    with pytest.raises(InputError, match="ran 2 times in one forward pass"):
+    with pytest.raises(InputError, match=r"no linear layer makes the model's output.*fc \(4,\)"):
+        collect(Added(), loader)
+
+    class Twice(Net):
+        def forward(self, x):
+            super().forward(-x)
+            return super().forward(x)
+
+    with pytest.raises(InputError, match="'fc' ran 2 times in one forward pass"):
         collect(Twice(), loader)
 
     class Never(Net):
         def forward(self, x):
             return self.body(x)
 
-    with pytest.raises(InputError, match="ran 0 times in one forward pass"):
-        collect(Never(), loader)
+    assert collect(Never(), loader).path == "body.4"  # proved, against the name
+    with pytest.raises(InputError, match=r"'fc' is not the model's output: that is 'body\.4'"):
+        collect(Never(), loader, head="fc")
+
+
+def test_a_model_that_keeps_another_way_to_its_head_is_refused(loader):
+    class Sly(Net):
+        def __init__(self):
+            super().__init__()
+            self.parts = [self.fc]  # a plain list: no part of the model, and the layer itself
+
+        def forward(self, x):
+            return self.parts[0](self.body(x).relu())
+
+    with pytest.raises(InputError, match="does not run its own 'fc': the model keeps another ref"):
+        featcal.calibrate(Sly(), loader, "temperature")
+
+
+def test_a_binary_model_with_one_logit():
+    torch.manual_seed(0)
+    binary, (x, _) = Net(k=1), blobs(2000, 3)
+    with torch.no_grad():
+        binary.fc.weight.mul_(8)
+        draw = torch.Generator().manual_seed(4)
+        truth = torch.bernoulli(torch.sigmoid(binary.eval()(x)[:, 0] / 3), generator=draw)
+    found = featcal.calibrate(binary, [(x, truth[:, None])], "temperature").eval()
+    with torch.no_grad():
+        before, after = binary(x), found(x)
+        assert after.shape == before.shape
+        torch.testing.assert_close(after, before / found.fc.calibrator.temperature)
+
+    def loss(t):
+        return float(F.binary_cross_entropy_with_logits(before[:, 0].double() / t, truth.double()))
+
+    best = min(torch.linspace(0.5, 6, 551).tolist(), key=loss)
+    assert loss(best) < loss(1) - 0.01
+    assert float(found.fc.calibrator.temperature) == pytest.approx(best, abs=0.01)
+
+
+def test_the_loader_may_have_any_form(model, loader):
+    x, y = blobs(300, 2)
+    expected = featcal.calibrate(model, [(x, y)], "temperature").eval()
+    found = featcal.calibrate(
+        model, [(y, x, "note")], "temperature", unpack=lambda batch: (batch[1], batch[0])
+    )
+    assert torch.equal(found.eval()(x), expected(x))
 
 
 # --- README 2, 4, 5 ---------------------------------------------------------------------------
@@ -246,7 +311,7 @@ def test_the_same_in_parts(model, loader):
     short = featcal.calibrate(model, loader).eval()
     x, _ = blobs(50, 5)
     assert torch.equal(found(x), short(x))
-    assert head_of(model) is model.fc
+    assert find_head(model) == "fc"
 
 
 def test_measuring(model, loader):

@@ -137,3 +137,42 @@ featcal.parse("scale").fit(pack.split("val"), pack.head, loss=ece)
         [sys.executable, "-W", "error", "scale.py"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+class Small(nn.Module):
+    """A convolutional network with the names the documents use."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer3 = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2))
+        self.fc = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(self.pool(self.layer3(x)))
+
+
+def test_every_snippet_of_the_models_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    x, y = torch.randn(90, 3, 8, 8), torch.randint(0, 3, (90,))
+    loader = [(x[i : i + 30], y[i : i + 30]) for i in (0, 30, 60)]
+    names = {
+        "model": Small(),
+        "val_loader": loader,
+        "test_loader": loader,
+        "x": x,
+        "featcal": featcal,
+    }
+    blocks = python_blocks("docs/models.md")
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, names)
+    again = featcal.attach(names["model"], featcal.load("cal.safetensors"), head="fc").eval()
+    assert torch.equal(again(x), names["calibrated"].eval()(x))
+    assert list(names["calibrated"].state_dict())[-3:-1] == [
+        "fc.bias",
+        "fc.calibrator.steps.0.threshold",
+    ]
+    assert names["pack"].manifest.class_names == ("cat", "dog", "owl")
+    assert "layer3.calibrator.threshold" in names["early"].state_dict()

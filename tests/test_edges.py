@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from featcal import METHODS, Batch, CalibrationWarning, InputError, parse
+from featcal.core.head import as_head
 
 RECIPES = sorted(METHODS) + [f"clip | {name}" for name in ("temperature", "group", "isotonic")]
 
@@ -50,8 +51,19 @@ def one_label():
     return scene(drawn(150), torch.zeros(150, dtype=torch.int64), 6)
 
 
-def one_class():
-    return scene(drawn(80), torch.zeros(80, dtype=torch.int64), 1)
+def one_logit():
+    features, _, head = scene(drawn(160), torch.zeros(160), 1)
+    uniform = torch.rand(160, generator=torch.Generator().manual_seed(2))
+    return features, uniform < (head(features)[:, 0] / 2).sigmoid(), head
+
+
+def one_logit_one_label():
+    return scene(drawn(80), torch.zeros(80, 1), 1)
+
+
+def one_logit_no_say():
+    """A sigmoid of one half for every row."""
+    return scene(drawn(80), torch.arange(80) % 2 == 0, 1, scale=0.0)
 
 
 def one_row():
@@ -86,7 +98,9 @@ CASES = [
     all_wrong,
     constant_logits,
     one_label,
-    one_class,
+    one_logit,
+    one_logit_one_label,
+    one_logit_no_say,
     one_row,
     the_same_row,
     huge_logits,
@@ -122,8 +136,10 @@ def test_odd_data_gives_a_sound_result_or_one_sentence(recipe, case):
         return
     calibrator = fitted(recipe, batch, head)
     with torch.no_grad():
-        found = calibrator(batch.features, head)
+        found = calibrator(batch.features, as_head(head))
+        shipped = calibrator.wrap(head)(batch.features)
     assert torch.isfinite(found).all()
+    assert torch.isfinite(shipped).all()
     probs = found.softmax(1)
     torch.testing.assert_close(probs.sum(1), torch.ones(len(batch)))
     report = calibrator.report

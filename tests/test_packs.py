@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from featcal import METHODS, import_npz, parse
+from featcal import METHODS, parse
+from featcal.data import import_npz
 from featcal.report.blocks import PAPER_METHODS
 
 pytestmark = pytest.mark.shared

@@ -1,23 +1,18 @@
 """Feature-based calibration for deep classifiers."""
 
-from featcal import metrics
+from featcal import export, metrics
 from featcal.api import calibrate
-from featcal.core.attach import attach, detach, find_head
+from featcal.core.attach import attach, detach
 from featcal.core.batch import Batch
-from featcal.core.calibrator import (
-    METHODS,
-    CalibratedHead,
-    Calibrator,
-    FeatureMap,
-    LogitMap,
-    Pipeline,
-)
+from featcal.core.calibrator import METHODS, Calibrator, FeatureMap, LogitMap, Pipeline
 from featcal.core.errors import CalibrationWarning, InputError
-from featcal.core.fitting import FitReport, StepReport
+from featcal.core.find import find_head
+from featcal.core.head import CalibratedHead
 from featcal.core.loss import Loss
 from featcal.core.spec import parse
-from featcal.data import Pack, import_npz, write_pack
+from featcal.data import Pack, import_files, write_pack
 from featcal.data.collect import collect
+from featcal.data.collect_pack import collect_pack
 from featcal.data.demo import demo_pack
 from featcal.io import load, save
 from featcal.methods import FeatureClip, Temperature
@@ -32,24 +27,24 @@ __all__ = [
     "Calibrator",
     "FeatureClip",
     "FeatureMap",
-    "FitReport",
     "InputError",
     "LogitMap",
     "Loss",
     "Pack",
     "Pipeline",
     "ReliabilityDiagram",
-    "StepReport",
     "Temperature",
     "attach",
     "calibrate",
     "collect",
+    "collect_pack",
     "compare",
     "demo_pack",
     "detach",
     "evaluate",
+    "export",
     "find_head",
-    "import_npz",
+    "import_files",
     "load",
     "metrics",
     "parse",

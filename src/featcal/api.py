@@ -5,33 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
-from featcal.core.attach import attach, head_of
+from featcal.core.attach import attach, check_uncalibrated, divided
 from featcal.core.calibrator import Calibrator
+from featcal.core.errors import InputError
+from featcal.core.find import run, watched
+from featcal.core.fitting import undisturbed
+from featcal.core.head import Wrapper
+from featcal.core.progress import shown
 from featcal.core.spec import parse
 from featcal.core.steps import Mode
-from featcal.data.collect import collect
+from featcal.data.collect import Collector
+from featcal.data.loading import Unpack
 
 
 def calibrate(
     model: nn.Module,
-    loader: Iterable[tuple[Any, Tensor]],
+    loader: Iterable[Any],
     recipe: str | Calibrator = "clip | temperature",
     *,
     head: str | None = None,
+    layer: str | None = None,
     mode: Mode = "joint",
+    unpack: Unpack | None = None,
 ) -> nn.Module:
     """A model of the same class with the same weights and better probabilities.
 
     Args:
         model: the trained classifier; left untouched.
-        loader: (inputs, labels) the model was not trained on.
+        loader: labelled batches the model was not trained on; see `collect` for their forms.
         recipe: what to fit, as text or as a calibrator, which is then fitted in place.
         head: dotted path of the last layer, when it is not found by itself.
+        layer: dotted path of another layer, whose output the feature steps are to act on.
         mode: "joint" or "sequential"; see `Calibrator.fit`.
+        unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
     """
     calibrator = parse(recipe) if isinstance(recipe, str) else recipe
-    data = collect(model, loader, head=head)
-    calibrator.fit(data, head_of(model, head), mode=mode)
-    return attach(model, calibrator, head=head)
+    check_uncalibrated(model)
+    if layer is not None:
+        divided(calibrator, layer)  # a recipe that cannot act there costs no pass over the data
+    collector = Collector(model, head=head, layer=layer, unpack=unpack)
+    with shown():
+        data = list(collector.batches(loader))
+        calibrator.fit(data, collector.head, mode=mode)
+    calibrated = attach(model, calibrator, head=collector.path, layer=layer)
+    _check_used(calibrated, collector)
+    return calibrated
+
+
+@torch.no_grad()
+def _check_used(calibrated: nn.Module, collector: Collector) -> None:
+    """Refuses a model that reaches its old layers by a way of its own, past those put in."""
+    paths = [name for name, part in calibrated.named_modules() if isinstance(part, Wrapper)]
+    with undisturbed(calibrated), watched(calibrated, paths) as calls:
+        run(calibrated, collector.example)
+    unused = set(paths) - {path for path, _, _ in calls}
+    if unused:
+        raise InputError(
+            f"the calibrated copy of the model does not run its own {min(unused)!r}: the model "
+            "keeps another reference to that layer; deepcopy the model and set the layer by hand "
+            "to calibrator.wrap(layer)"
+        )

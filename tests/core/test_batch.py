@@ -261,8 +261,8 @@ def test_labels_of_every_integer_type_fit_alike(dtype):
 @pytest.mark.parametrize("name", ["features", "logits"])
 @pytest.mark.parametrize(
     "change",
-    [lambda v: v[:99], lambda v: v.long(), lambda v: v[:, :, None], lambda v: v[:, 0]],
-    ids=["short", "integer", "3-d", "1-d"],
+    [lambda v: v[:99], lambda v: v.long(), lambda v: v[:, :, None], lambda v: v[0, 0]],
+    ids=["short", "integer", "3-d", "0-d"],
 )
 def test_values_of_a_wrong_shape_or_type_are_refused_by_name(name, change):
     features, logits, labels, _ = simple()
@@ -270,6 +270,15 @@ def test_values_of_a_wrong_shape_or_type_are_refused_by_name(name, change):
     values[name] = change(values[name])
     with pytest.raises(InputError, match=f"{name} have shape"):
         survey([Batch(values["logits"], labels, values["features"])], None)
+
+
+def test_one_feature_a_row_needs_its_column_and_one_logit_a_row_is_a_binary_models():
+    features, logits, labels, _ = simple()
+    with pytest.raises(InputError, match=r"features have shape \(100,\)"):
+        survey([Batch(logits, labels, features[:, 0])], None)
+    assert survey([Batch(logits[:, 0], labels % 2)], None).classes == 2
+    with pytest.raises(InputError, match=r"labels are outside 0\.\.1 in \d+ rows"):
+        survey([Batch(logits[:, 0], labels)], None)
 
 
 @pytest.mark.parametrize("data", [[], [Batch(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))]])
@@ -323,10 +332,22 @@ def test_a_head_of_another_number_of_classes_is_refused():
         Temperature().fit(Batch(logits, labels, features), other)
 
 
-def test_a_head_that_returns_no_matrix_is_refused():
+@pytest.mark.parametrize(
+    ("head", "shape"), [(lambda x: x[:30], r"\(30, 4\)"), (lambda x: x.sum(), r"\(\)")]
+)
+def test_a_head_that_returns_no_row_a_row_is_refused(head, shape):
     features, _, labels, _ = simple()
-    with pytest.raises(InputError, match=r"head returned shape \(64,\) for 64 rows"):
-        Temperature().fit(Batch(None, labels, features), lambda x: x[:, 0])
+    with pytest.raises(InputError, match=f"head returned shape {shape} for 64 rows"):
+        Temperature().fit(Batch(None, labels, features), head)
+
+
+def test_a_head_that_returns_one_number_a_row_is_a_binary_models():
+    features, _, labels, _ = simple()
+    batch = Batch(None, labels % 2, features)
+    flat = Temperature().fit(batch, lambda x: x[:, 0])
+    column = Temperature().fit(batch, lambda x: x[:, :1])
+    assert flat.report.classes == 2
+    assert torch.equal(flat.temperature, column.temperature)
 
 
 def test_features_taken_before_the_relu_are_found_out():

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from featcal import METHODS, Batch, FeatureClip, InputError, LogitMap, Pipeline, Temperature, parse
-from featcal.core.calibrator import CalibratedHead, Calibrator
+from featcal.core.calibrator import Calibrator
 from featcal.core.fitting import StepReport
+from featcal.core.head import CalibratedHead
 from featcal.core.loss import brier, ece, measure
 
 
@@ -252,8 +253,8 @@ def test_a_calibrated_head_is_a_module_with_everything_in_its_state():
     head = nn.Linear(4, 3)
     module = CalibratedHead(head, FeatureClip() | Temperature())
     assert set(module.state_dict()) == {
-        "head.weight",
-        "head.bias",
+        "weight",
+        "bias",
         "calibrator.steps.0.threshold",
         "calibrator.steps.1.temperature",
     }

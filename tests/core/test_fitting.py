@@ -2,12 +2,23 @@
 
 import json
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from featcal.core.fitting import Counted, FitReport, StepReport, evaluating, plain
+from featcal import Batch, Temperature
+from featcal.core.fitting import (
+    Counted,
+    FitReport,
+    StepReport,
+    evaluating,
+    exact,
+    plain,
+    undisturbed,
+)
 
 
 def step(**changes):
@@ -98,3 +109,105 @@ def test_evaluating_restores_every_flag_also_after_an_error():
 def test_evaluating_leaves_other_heads_alone():
     with evaluating(None), evaluating(lambda x: x):
         pass
+
+
+# --- undisturbed and exact --------------------------------------------------------------------
+
+
+def draws():
+    """The next number of every generator."""
+    return float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+@pytest.fixture
+def module():
+    module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+    module[1].eval()
+    return module
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_undisturbed_restores_generators_and_flags(module, fails):
+    flags = [part.training for part in module.modules()]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    expected = draws()
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+    try:
+        with undisturbed(module):
+            assert not any(part.training for part in module.modules())
+            assert draws() == expected  # the block goes on where the caller was
+            draws()
+            if fails:
+                raise OSError
+    except OSError:
+        assert fails
+    assert draws() == expected  # and so does the caller
+    assert [part.training for part in module.modules()] == flags
+
+
+def test_undisturbed_blocks_stand_inside_each_other(module):
+    with undisturbed(module):
+        first = draws()
+        with undisturbed(module):
+            inner = draws()
+        assert draws() == inner
+        assert not module.training
+    assert draws() == first
+    assert module.training
+
+
+def test_undisturbed_keeps_a_flag_that_eval_itself_would_set_otherwise():
+    class Frozen(nn.Module):
+        def train(self, mode=True):
+            super().train(mode)
+            self.note = mode
+            return self
+
+    model = Frozen().train()
+    model.training = False
+    with undisturbed(model):
+        assert not model.training
+    assert not model.training
+
+
+@pytest.mark.gpu
+def test_undisturbed_restores_the_generator_of_the_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    model = nn.Linear(2, 2, device="cuda")
+    state = torch.cuda.get_rng_state()
+    with undisturbed(model):
+        torch.rand(3, device="cuda")
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+
+
+def test_exact_turns_autocast_off_and_on_again():
+    a = torch.randn(4, 4)
+    with exact():
+        assert (a @ a).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (a @ a).dtype == torch.bfloat16
+        with exact():
+            assert not torch.is_autocast_enabled("cpu")
+            assert (a @ a).dtype == torch.float32
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        with pytest.raises(OSError, match="stop"), exact():
+            raise OSError("stop")
+        assert (a @ a).dtype == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_fit_under_autocast_is_the_fit_without():
+    draw = torch.Generator().manual_seed(0)
+    head = nn.Linear(6, 3)
+    features = torch.randn(80, 6, generator=draw)
+    with torch.no_grad():
+        probs = (head(features) / 2).softmax(1)
+    batch = Batch(None, torch.multinomial(probs, 1, generator=draw)[:, 0], features)
+    plain = Temperature().fit(batch, head)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = Temperature().fit(batch, head)
+    assert torch.equal(found.temperature, plain.temperature)

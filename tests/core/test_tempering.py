@@ -124,7 +124,17 @@ def test_temper_by_another_loss_scans_and_walks():
 
 def test_temper_of_equal_logits_is_none():
     assert temper([Batch(torch.full((5, 3), 2.0), torch.zeros(5, dtype=torch.long))]) is None
-    assert temper([Batch(torch.randn(5, 1), torch.zeros(5, dtype=torch.long))]) is None
+    assert temper([Batch(torch.zeros(5, 1), torch.arange(5) % 2)]) is None  # a sigmoid's z = 0
+
+
+def test_temper_of_one_logit_is_that_of_the_two_it_stands_for():
+    draw = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(500, generator=draw)
+    labels = torch.rand(500, generator=draw) < (z / 2).sigmoid()
+    single = temper([Batch(z, labels)])
+    pair = temper([Batch(torch.stack([torch.zeros(500), z], 1), labels.long())])
+    assert single.inverse == pair.inverse
+    assert single.loss == pair.loss
 
 
 @pytest.mark.parametrize(("labels", "side"), [("best", 1), ("worst", -1)])

@@ -128,10 +128,10 @@ def poisoned(value):
 
 wide = np.longdouble([[1.0, 2.0, 3.0, 4.0]] * 6)
 REFUSED = {
-    "no arrays": ({}, r"neither features nor logits \(found: nothing\)"),
+    "no arrays": ({}, r"neither features nor logits nor probs \(found: nothing\)"),
     "other keys": (
-        {"x": np.ones(3), "features": np.ones((3, 2))},
-        r"found: x, features\): name the arrays <split>_features or <split>_logits",
+        {"x": np.ones(3), "train_x": np.ones((3, 2))},
+        r"found: x, train_x\): name the arrays <split>_features or <split>_logits",
     ),
     "many keys": ({f"x{i}": np.ones(1) for i in range(20)}, r"x11, \.\.\.\)"),
     "only labels": ({"val_labels": np.ones(3)}, "neither features nor logits"),
@@ -260,7 +260,7 @@ def test_a_broken_member_is_named(tmp_path, content):
 def test_missing_file_and_folder(tmp_path):
     with pytest.raises(InputError, match="does not exist: give the path of"):
         import_npz(tmp_path / "none.npz", tmp_path / "out")
-    with pytest.raises(InputError, match=r"is not an \.npz file"):
+    with pytest.raises(InputError, match=r"is not an \.npz, \.npy"):
         import_npz(tmp_path, tmp_path / "out")
 
 

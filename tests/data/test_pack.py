@@ -20,7 +20,7 @@ from featcal.core.errors import InputError
 from featcal.core.progress import listen
 from featcal.core.survey import survey
 from featcal.data import Pack, write_pack
-from featcal.data import write as write_module
+from featcal.data import shards as shards_module
 from featcal.data.layout import _label_dtype
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -221,7 +221,7 @@ def test_only_one_chunk_is_read_at_a_time(tmp_path, monkeypatch):
 
 def test_writing_reads_no_further_than_the_shard_at_hand(tmp_path, monkeypatch):
     given_, ahead = [], []
-    save = write_module._save
+    save = shards_module.save_part
 
     def watched(path, tensors, **kwargs):
         ahead.append(sum(given_) - len(ahead) * 4)
@@ -232,7 +232,7 @@ def test_writing_reads_no_further_than_the_shard_at_hand(tmp_path, monkeypatch):
             given_.append(3)
             yield batch(3, seed=seed)
 
-    monkeypatch.setattr(write_module, "_save", watched)
+    monkeypatch.setattr(shards_module, "save_part", watched)
     write_pack(tmp_path / "p", {"val": stream()}, head=linear(), shard_rows=4)
     assert max(ahead[:-1]) <= 4 + 3
 
@@ -333,7 +333,12 @@ REFUSED = {
     "head turned": ({"val": OK}, {"head": linear(3, 4)}, r"transposed, give weight\.T"),
     "head without features": ({"val": batch(features=False, logits=True)}, {}, "no features for"),
     "head classes": ({"val": batch(k=5, logits=True)}, {}, "3 classes and the logits have 5"),
-    "one class": ({"val": batch(k=1)}, {"head": linear(4, 1)}, "a softmax needs two"),
+    "one logit": ({"val": OK}, {"head": linear(4, 1)}, r"labels are outside 0\.\.1"),
+    "one logit, names": (
+        {"val": batch(k=2)},
+        {"head": linear(4, 1), "class_names": ["yes"]},
+        "1 class_names for 2 classes",
+    ),
     "columns differ": (
         {"val": OK, "test": batch(d=5)},
         {},
@@ -387,7 +392,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
     def full(tensors, path):
         raise SafetensorError("I/O error: No space left on device")
 
-    monkeypatch.setattr(write_module, "save_file", full)
+    monkeypatch.setattr(shards_module, "save_file", full)
     with pytest.raises(
         InputError, match=r"val-00000\.safetensors cannot be written .*No space left"
     ):
@@ -428,7 +433,7 @@ def test_no_folder(tmp_path):
 
 
 def test_no_manifest(tmp_path):
-    text = 'it has no manifest.json; make one with "featcal pack import FILE.npz -o DIR"'
+    text = 'it has no manifest.json; make one with "featcal pack import FILE... -o DIR"'
     with pytest.raises(InputError, match=text):
         Pack.open(tmp_path)
 

@@ -9,17 +9,20 @@ quick = settings(max_examples=40, deadline=None, derandomize=True)
 
 
 def labelled_logits(seed, n, k, *, step=None, dtype=np.float64):
-    """Logits (n, k) and labels; a step rounds them so that ties and equal rows are common."""
+    """Logits (n, k) and labels; a step rounds them so that ties and equal rows are common.
+
+    One column is the logit of a sigmoid, and its labels are of two classes.
+    """
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 2, (n, k))
     if step is not None:
         logits = np.round(logits / step) * step
-    return torch.tensor(logits.astype(dtype)), torch.tensor(rng.integers(0, k, n))
+    return torch.tensor(logits.astype(dtype)), torch.tensor(rng.integers(0, max(k, 2), n))
 
 
 @st.composite
 def cases(draw, *, min_rows=0):
-    """(logits, labels): 0 to 30 rows, 1 to 5 classes, with and without ties."""
+    """(logits, labels): 0 to 30 rows, 1 to 5 columns, with and without ties."""
     n, k = draw(st.integers(min_rows, 30)), draw(st.integers(1, 5))
     step = draw(st.sampled_from([None, 1.0, 3.0]))
     dtype = draw(st.sampled_from([np.float32, np.float64]))
@@ -34,6 +37,12 @@ def split_cases(draw):
     return logits, labels, i, draw(st.integers(i, len(labels)))
 
 
+def columns(logits):
+    """Logits with a column a class: one logit z is met as the two logits (0, z)."""
+    zero = torch.zeros_like(logits[:, :1])
+    return torch.cat([zero, logits], 1) if logits.shape[1] == 1 else logits
+
+
 def binary(confidence, correct, dtype=torch.float64):
     """Two-class probabilities whose first column, at least one half, is the confidence."""
     c = torch.tensor(confidence, dtype=dtype)
@@ -42,7 +51,7 @@ def binary(confidence, correct, dtype=torch.float64):
 
 def top(logits, labels):
     """Confidence (float64) and correctness, by numpy."""
-    z = logits.numpy().astype(np.float64)
+    z = columns(logits).numpy().astype(np.float64)
     e = np.exp(z - z.max(1, keepdims=True))
     p = e / e.sum(1, keepdims=True)
     return p.max(1), z.argmax(1) == labels.numpy(), p

@@ -113,8 +113,11 @@ def test_all_confidences_equal_and_one_row():
     assert ece(*binary([0.8], [0])) == mce(*binary([0.8], [0])) == pytest.approx(0.8)
 
 
-def test_one_class_is_certain_and_right():
-    assert ece(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)) == 0
+def test_a_single_probability_is_that_of_class_1():
+    sure = torch.ones(4, 1)
+    assert ece(sure, torch.ones(4, dtype=torch.int64)) == 0
+    assert ece(sure, torch.zeros(4, dtype=torch.int64)) == 1
+    assert ece(torch.zeros(4), torch.zeros(4, dtype=torch.int64)) == 0
 
 
 def test_no_rows_have_no_value():

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from metric_cases import cases, labelled_logits, quick, split_cases, top
+from metric_cases import cases, columns, labelled_logits, quick, split_cases, top
 
 from featcal.core.errors import InputError
 from featcal.metrics import ClassBins, Predictions, classwise_ece
@@ -80,7 +80,7 @@ def test_order_does_not_matter_and_every_class_counts_every_row(case):
     logits, labels = case
     whole = ClassBins.of(logits=logits, labels=labels)
     same(ClassBins.of(logits=logits.flip(0), labels=labels.flip(0)), whole)
-    assert whole.count.sum(1).tolist() == [len(labels)] * logits.shape[1]
+    assert whole.count.sum(1).tolist() == [len(labels)] * columns(logits).shape[1]
     assert whole.hits.sum() == len(labels) == whole.n
 
 
@@ -90,8 +90,16 @@ def test_read_once_or_directly():
     same(ClassBins.of_predictions(p, bins=7), ClassBins.of(logits=logits, labels=labels, bins=7))
 
 
-def test_one_class_and_no_rows():
-    assert classwise_ece(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)) == 0
+def test_a_single_probability_fills_the_bins_of_both_classes():
+    got = ClassBins.of(torch.tensor([[0.9], [0.3]]), torch.tensor([1, 1]), bins=4)
+    assert got.count.tolist() == [[1, 0, 1, 0], [0, 1, 0, 1]]
+    assert got.hits.tolist() == [[0, 0, 0, 0], [0, 1, 0, 1]]
+    assert got.by_class.tolist() == pytest.approx([0.4, 0.4])
+    assert classwise_ece(torch.ones(4, 1), torch.ones(4, dtype=torch.int64)) == 0
+    assert classwise_ece(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64)) == 1
+
+
+def test_no_rows_have_no_value():
     empty = ClassBins.of(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
     assert empty.count.shape == (3, 15)
     with pytest.raises(InputError, match="no rows"):

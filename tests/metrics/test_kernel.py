@@ -93,7 +93,8 @@ def test_order_does_not_matter():
 
 
 def test_sure_and_right_is_zero_and_below_the_smallest_width_a_bound_is_given():
-    assert smooth_ece(torch.ones(5, 1), torch.zeros(5, dtype=torch.int64)) == 0
+    assert smooth_ece(torch.ones(5, 1), torch.ones(5, dtype=torch.int64)) == 0
+    assert smooth_ece(torch.ones(5, 1), torch.zeros(5, dtype=torch.int64)) == pytest.approx(1)
     assert pytest.approx(2.9e-4, abs=1e-5) == kernel.SMALLEST_WIDTH
     assert smooth_ece(*binary([0.9999], [1])) == pytest.approx(1e-4, abs=1e-6)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from metric_cases import cases, labelled_logits, quick
+from metric_cases import cases, columns, labelled_logits, quick
 
 from featcal.core.errors import InputError
 from featcal.metrics import Predictions, ece, inputs, top_label
@@ -31,7 +31,7 @@ def test_fields_from_probabilities():
 def test_logits_and_their_probabilities_agree(case):
     logits, labels = case
     a = Predictions.of(logits=logits, labels=labels)
-    b = Predictions.of(logits.softmax(1), labels)
+    b = Predictions.of(columns(logits).softmax(1), labels)
     assert torch.equal(a.probs, b.probs)
     assert torch.equal(a.confidence, b.confidence)
     torch.testing.assert_close(a.log_true, b.log_true, atol=1e-5, rtol=1e-5)
@@ -145,11 +145,16 @@ def test_logits_between_0_and_1_are_logits():
     assert ece(logits, torch.tensor([0, 1])) == pytest.approx(0.15)
 
 
-def test_no_rows_and_one_class():
+def test_no_rows_and_one_logit():
     p = Predictions.of(logits=torch.empty(0, 3), labels=torch.empty(0, dtype=torch.int64))
     assert (len(p), p.probs.shape) == (0, (0, 3))
+    none = Predictions.of(torch.empty(0), torch.empty(0))
+    assert (len(none), none.probs.shape, none.labels.dtype) == (0, (0, 2), torch.int64)
     one = Predictions.of(logits=torch.tensor([[4.0]]), labels=torch.tensor([0]))
-    assert (one.confidence.item(), one.log_true.item(), one.correct.item()) == (1, 0, True)
+    sure = 1 / (1 + np.exp(-4))
+    assert one.confidence.item() == pytest.approx(sure)
+    assert one.log_true.item() == pytest.approx(np.log(1 - sure))
+    assert not one.correct.item()
 
 
 def test_what_is_given_must_be_said():
@@ -201,7 +206,9 @@ def test_a_sum_that_overflows_is_no_infinity():
         (torch.tensor([0, 1]), "labels has 2 rows and the predictions 3"),
         (torch.tensor([0.0, 1, 1]), "labels has type torch.float32"),
         (torch.tensor([True, False, True]), "labels has type torch.bool"),
-        (torch.tensor([[0, 1], [1, 0], [0, 1]]), "labels.argmax(1) if they are one-hot"),
+        (torch.tensor([[0, 1], [1, 0], [0, 1]]), "labels has shape (3, 2): pass one class a row"),
+        (torch.tensor([[0, 1], [1, 0], [0, 1]]), "labels.argmax(1) if one-hot"),
+        (torch.tensor([[0], [1], [0]]), "labels has shape (3, 1): pass one class a row, labels["),
         ([0, 1, 0], "labels is a list: pass a torch tensor or a numpy array"),
         (np.array([0, 1, None]), "labels has type object"),
     ],
@@ -213,7 +220,8 @@ def test_labels_are_checked(labels, text):
 @pytest.mark.parametrize(
     ("probs", "text"),
     [
-        (torch.tensor([0.5, 0.5, 0.5]), "probs has shape (3,): pass (rows, classes)"),
+        (torch.full((3, 1, 1), 0.5), "probs has shape (3, 1, 1): pass (rows, classes), or (rows,)"),
+        (torch.tensor(0.5), "probs has shape (): pass (rows, classes), or (rows,) for class 1"),
         (torch.empty(3, 0), "probs has shape (3, 0)"),
         (torch.tensor([[1, 0], [0, 1], [1, 0]]), "probs has type torch.int64"),
     ],

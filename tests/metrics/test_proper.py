@@ -80,9 +80,15 @@ def test_chunks_and_reading_once_give_the_same(monkeypatch):
     assert once.reduced() == once
 
 
-def test_one_class_and_no_rows():
-    certain = ProperSums.of(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64))
+def test_a_single_probability_is_that_of_class_1():
+    certain = ProperSums.of(torch.ones(4, 1), torch.ones(4, dtype=torch.int64))
     assert (certain.nll, certain.brier, certain.accuracy) == (0, 0, 1)
+    mistaken = ProperSums.of(torch.ones(4, 1), torch.zeros(4, dtype=torch.int64))
+    assert mistaken.nll == pytest.approx(-np.log(1e-12))
+    assert (mistaken.brier, mistaken.accuracy) == (2, 0)
+
+
+def test_no_rows_have_no_value():
     empty = ProperSums.of(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
     for name in ("nll", "brier", "accuracy"):
         with pytest.raises(InputError, match="no rows"):

@@ -122,7 +122,7 @@ def test_wall_times_are_left_out_and_long_lists_shortened(experiment):
 
 def test_a_fit_on_test_says_so(experiment, network, tmp_path):
     np.savez(tmp_path / "toy.npz", **network[0])
-    pack = featcal.import_npz(tmp_path / "toy.npz", tmp_path / "toy")
+    pack = featcal.import_files([tmp_path / "toy.npz"], tmp_path / "toy")
     found = experiment.leaked("toy", pack, "temperature")
     assert found["fitted_on_test"] is True
     test = experiment.whole(pack.split("test"), pack.head)

@@ -7,10 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import TimeElapsedColumn as Elapsed
+from rich.text import Text
 
-from featcal.core.progress import listen
+from featcal.core.progress import ROWS, listen
+
+
+class _Speed(ProgressColumn):
+    """Rows a second, of work that counts rows."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.speed if task.description.endswith(ROWS) else None
+        return Text("" if speed is None else f"{speed:,.0f} rows/s")
 
 
 @contextmanager
@@ -19,7 +37,14 @@ def progress_bar() -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Elapsed())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Speed(),
+        Elapsed(),
+        TimeRemainingColumn(compact=True),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 

@@ -157,7 +157,7 @@ def evaluate(
     Example: featcal eval my-pack cal.safetensors
     """
     pack = Pack.open(pack_path)
-    calibrator = None if calibrator_path is None else _load_for(calibrator_path, pack)
+    calibrator = None if calibrator_path is None else load_for(calibrator_path, pack)
     data = pack.split(split)
     with progress_bar(), about(pack, split):
         scores = score(data, calibrator, pack.head, bins=bins)
@@ -176,7 +176,8 @@ def _described(calibrator: Calibrator) -> str:
     return f"{calibrator!r}   {' '.join(values)}".rstrip()
 
 
-def _load_for(path: Path, pack: Pack) -> Calibrator:
+def load_for(path: Path, pack: Pack) -> Calibrator:
+    """The calibrator in a file, refused where it was fitted to another network than the pack's."""
     calibrator = io.load(path)
     check_recipe(calibrator, pack)
     report, manifest = calibrator.report, pack.manifest
@@ -209,7 +210,7 @@ def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, fo
     """
     check_free(output, overwrite=force, remedy=OVERWRITE)
     pack = Pack.open(pack_path)
-    calibrator = _load_for(calibrator_path, pack)
+    calibrator = load_for(calibrator_path, pack)
     data = pack.split(split)
     shape = (data.rows, pack.manifest.classes)
     with progress_bar(), about(pack, split), new_file(output, overwrite=force) as temporary:
@@ -226,7 +227,7 @@ def predicted(data: PackSplit, calibrator: Calibrator, head: Head | None) -> Ite
         probs = calibrated_logits(batch, calibrator, head).softmax(1)
         check_finite([Batch(probs, batch.labels)], "the probabilities", first_row=row)
         row += len(batch)
-        tell("predicting", row, data.rows)
+        tell("predicting rows", row, data.rows)
         yield probs
 
 

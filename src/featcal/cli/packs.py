@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
 from featcal.cli import tables
 from featcal.cli.bar import progress_bar
 from featcal.cli.commands import JSON, PACK, print_json
-from featcal.data import Pack, import_npz
+from featcal.core.errors import InputError
+from featcal.data import Pack, import_files
 
 
 @click.group()
@@ -19,24 +20,55 @@ def pack() -> None:
 
 
 @pack.command("import")
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to make."
 )
+@click.option("--logits", is_flag=True, help="The numbers of the tables are logits.")
+@click.option("--probs", is_flag=True, help="The numbers of the tables are probabilities.")
+@click.option("--label", default="label", show_default=True, help="The tables' column of labels.")
+@click.option(
+    "--ignore", multiple=True, metavar="COLUMN", help="A column that holds no scores; repeatable."
+)
 @JSON
-def import_(file: Path, output: Path, as_json: bool) -> None:
-    """Make a pack of an .npz FILE.
+def import_(
+    files: tuple[str, ...],
+    output: Path,
+    logits: bool,
+    probs: bool,
+    label: str,
+    ignore: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Make a pack of logits, probabilities or features in files.
 
-    The file holds val_features, val_labels, test_features, test_labels, weight and bias (logits are
-    features @ weight.T + bias), or logits alone: val_logits, val_labels, test_logits, test_labels.
-    """
+    Arrays (.npz, .safetensors, or one .npy each) are told by their names: val_logits or val_probs
+    (rows, classes), val_labels, and the same for test; or val_features with weight and bias of the
+    last layer. Tables (.csv, .tsv, .parquet) hold a split each: a column "label" and a column for
+    each class, called logit_cat or prob_cat, or cat with --logits or --probs. The file's name is
+    the split's, unless NAME=PATH says another. A single column is that of class 1.
+
+    \b
+    Examples:
+      featcal pack import arrays.npz -o my-pack
+      featcal pack import arrays.safetensors -o my-pack
+      featcal pack import val_logits.npy val_labels.npy test_logits.npy test_labels.npy -o my-pack
+      featcal pack import val.csv test.csv --logits -o my-pack
+      featcal pack import val=runs/7.parquet test=runs/8.parquet --label y --ignore id -o my-pack
+    """  # noqa: D301 - click knows a block by the character itself
     with progress_bar():
-        made = import_npz(file, output)
+        made = import_files(files, output, label=label, kind=_kind(logits, probs), ignore=ignore)
     if as_json:
         print_json({**made.summary(), "output": str(output)})
         return
     print_pack(made.summary())
     tables.say(f"Wrote {output}")
+
+
+def _kind(logits: bool, probs: bool) -> Literal["logits", "probs"] | None:
+    if logits and probs:
+        raise InputError("--logits and --probs contradict each other: give one")
+    return "logits" if logits else "probs" if probs else None
 
 
 def print_pack(summary: dict[str, Any]) -> None:

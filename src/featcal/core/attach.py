@@ -1,91 +1,161 @@
 """Head surgery: a model of the same class, sharing every weight, with its head calibrated.
 
-No hooks: the modules on the path to the head are copied shallowly, the head is replaced, and the
+No hooks: the modules on the way to the head are copied shallowly, the head is replaced, and the
 original model stays as it was.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
 
 from torch import nn
 
-from featcal.core.calibrator import CalibratedHead, Calibrator
+from featcal.core.calibrator import Calibrator, FeatureMap, Pipeline
 from featcal.core.errors import InputError
+from featcal.core.find import check_bare, find_head, inner_layer
+from featcal.core.head import CalibratedHead, Wrapper, linear_view
+from featcal.core.layer import MappedLayer
 
 
-def find_head(model: nn.Module, head: str | None = None) -> str:
-    """The dotted path of the classifier's last layer.
-
-    In this order: the path given; timm's `get_classifier`; the last `nn.Linear` in registration
-    order, a guess that `collect` proves on the first batch.
-    """
-    names: dict[str, nn.Module] = dict(model.named_modules())
-    linear = [name for name, module in names.items() if isinstance(module, nn.Linear)]
-    if head is not None:
-        if head not in names:
-            have = ", ".join(linear[-5:]) or "none"
-            raise InputError(
-                f"head {head!r} is not a module of the model: its last linear layers are {have}"
-            )
-        return head
-    classifier = getattr(model, "get_classifier", None)
-    found = classifier() if callable(classifier) else None
-    named = [name for name, module in names.items() if module is found]
-    if named and isinstance(found, nn.Linear):
-        return named[0]
-    if not linear:
-        raise InputError("the model has no nn.Linear layer: pass head=, the path of its last layer")
-    return linear[-1]
-
-
-def head_of(model: nn.Module, head: str | None = None) -> nn.Module:
-    """The classifier's last layer itself."""
-    return model.get_submodule(find_head(model, head))
-
-
-def attach(model: nn.Module, calibrator: Calibrator, *, head: str | None = None) -> nn.Module:
+def attach(
+    model: nn.Module, calibrator: Calibrator, *, head: str | None = None, layer: str | None = None
+) -> nn.Module:
     """A new model of the same class that shares every weight and gives calibrated logits.
 
-    Attach before DDP, FSDP or `torch.compile`. Sharing is total: `.to()` and `.train()` reach the
-    shared parts of both models, so deepcopy first when they must part.
+    Its `state_dict` has the names of the original, and the calibrator's beside them; it loads the
+    original's too. Attach before DDP, FSDP or `torch.compile`. Sharing is total: `.to()` and
+    `.train()` reach the shared parts of both models, so deepcopy first when they must part.
 
     Args:
         model: the trained classifier; left untouched.
         calibrator: a fitted calibrator or pipeline.
         head: dotted path of the last layer, when it is not found by itself.
+        layer: dotted path of another layer, whose output the feature steps are to act on (the layer
+            ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
     """
+    check_uncalibrated(model)
     path = find_head(model, head)
-    layer = model.get_submodule(path)
-    if isinstance(layer, CalibratedHead) or ".".join(path.split(".")[:-1]) in _calibrated(model):
-        raise InputError("the model is calibrated already: detach(model) first")
-    return _replaced(model, path.split("."), lambda layer: CalibratedHead(layer, calibrator))
+    last = model.get_submodule(path)
+    _check_sizes(calibrator, last, path, inside=layer is not None)
+    if layer is None:
+        return _replaced(model, last, CalibratedHead(last, calibrator))
+    early, late = divided(calibrator, layer)
+    inner = inner_layer(model, layer)
+    made = _replaced(model, inner, MappedLayer(inner, early))
+    return made if late is None else _replaced(made, last, CalibratedHead(last, late))
 
 
 def detach(model: nn.Module) -> nn.Module:
     """The model without its calibrator: `attach` undone."""
-    found = _calibrated(model)
-    if not found:
+    check_bare(model)
+    if not _wrappers(model):
         raise InputError("the model has no calibrated head: there is nothing to detach")
-    return _replaced(model, found[0].split("."), lambda layer: layer.get_submodule("head"))
+    while found := _wrappers(model):
+        model = _replaced(model, found[0], found[0].get_submodule(found[0].inner))
+    return model
 
 
-def _calibrated(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, CalibratedHead)]
+def check_uncalibrated(model: nn.Module) -> None:
+    """Refuses a model that has a calibrator already."""
+    if _wrappers(model):
+        raise InputError("the model is calibrated already: detach(model) first")
 
 
-def _replaced(
-    module: nn.Module, path: list[str], make: Callable[[nn.Module], nn.Module]
-) -> nn.Module:
-    """A shallow copy of the modules along the path, with the last one made anew."""
-    if path == [""] or not path:
-        return make(module)
+def _wrappers(model: nn.Module) -> list[Wrapper]:
+    return [module for module in model.modules() if isinstance(module, Wrapper)]
+
+
+def _check_sizes(calibrator: Calibrator, last: nn.Module, path: str, *, inside: bool) -> None:
+    """Refuses the calibrator of another network, where its report knows the sizes."""
+    report, linear = calibrator.report, linear_view(last)
+    if report is None or linear is None:
+        return
+    sizes = [("classes", report.classes, linear.out_features)]
+    if calibrator.needs_features and not inside:
+        sizes.append(("features", report.features, linear.in_features))
+    for name, fitted, here in sizes:
+        if fitted not in (0, here):
+            raise InputError(
+                f"the calibrator was fitted to {fitted} {name} and {path!r} has {here}: "
+                "attach it to the network it was fitted to, or name the last layer with head="
+            )
+
+
+def divided(calibrator: Calibrator, layer: str) -> tuple[Calibrator, Calibrator | None]:
+    """The steps for the inner layer and those for the logits, None where there are none."""
+    steps = calibrator.steps_in_order()
+    early = [step for step in steps if isinstance(step, FeatureMap)]
+    late = [step for step in steps if not isinstance(step, FeatureMap)]
+    wrong = [step for step in late if step.needs_features]
+    if not early or wrong:
+        what = repr(wrong[0] if wrong else calibrator)
+        raise InputError(
+            f"{what} cannot act at layer {layer!r}: give feature maps such as clip, and after them "
+            "methods that need the logits alone"
+        )
+    return _piped(early), _piped(late) if late else None
+
+
+def _piped(steps: list[Calibrator] | list[FeatureMap]) -> Calibrator:
+    return steps[0] if len(steps) == 1 else Pipeline(*steps)
+
+
+def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with one module changed for another, wherever it is registered.
+
+    The modules that hold it are copied shallowly, and no other.
+    """
+    copies: dict[int, nn.Module] = {}
+    names = {id(module): name for name, module in model.named_modules()}
+
+    def copied(module: nn.Module) -> nn.Module:
+        if module is old:
+            return new
+        if id(module) in copies:
+            return copies[id(module)]
+        if not any(part is old for part in module.modules()):
+            return module
+        where = f"model.{names[id(module)]}".rstrip(".")
+        check_bare(module, where)
+        copies[id(module)] = clone = _shallow(module, where)
+        for name, child in module._modules.items():
+            clone._modules[name] = None if child is None else copied(child)
+        return clone
+
+    return copied(model)
+
+
+def _shallow(module: nn.Module, where: str) -> nn.Module:
+    """A copy with tables of its own (hooks, buffers, children) and the same tensors in them."""
     clone = copy.copy(module)
-    for name, value in vars(module).items():
-        if isinstance(value, dict):  # hooks, buffers and children of its own; the tensors shared
-            clone.__dict__[name] = copy.copy(value)
-    child = module._modules[path[0]]
-    assert child is not None
-    clone._modules[path[0]] = _replaced(child, path[1:], make)
+    for name, value in vars(clone).items():
+        mine = copy.copy(value) if isinstance(value, dict) else _rebound(value, module, clone)
+        if name == "forward" and mine is value:
+            raise InputError(
+                f"{where} has a forward of its own, which would run the layers of the original: "
+                "set the last layer by hand, such as model.fc = calibrator.wrap(model.fc)"
+            )
+        clone.__dict__[name] = mine
     return clone
+
+
+def _rebound(value: Any, module: nn.Module, clone: nn.Module) -> Any:  # noqa: ANN401
+    """What a module keeps of its own methods, for its copy: else the copy would run the original.
+
+    Such is a `forward` that was changed for this one model, by its user or by a library.
+    """
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return MethodType(value.__func__, clone)
+    if not isinstance(value, partial):
+        return value
+    old = (value.func, *value.args)
+    new = [clone if part is module else _rebound(part, module, clone) for part in old]
+    if all(mine is part for mine, part in zip(new, old, strict=True)):
+        return value
+    function, *arguments = new
+    made = partial(function, *arguments, **value.keywords)
+    made.__dict__.update(vars(value))  # such as the signature it shows
+    return made

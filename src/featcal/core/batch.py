@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from featcal.core.binary import is_single, two_classes, two_probs, zero_or_one
 from featcal.core.errors import InputError
 
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
@@ -26,14 +27,20 @@ class Batch:
     """Outputs of a trained classifier on n labelled samples.
 
     Attributes:
-        logits: (n, k), or None when the head is to compute them from the features.
-        labels: (n,) integers, 0 to k - 1.
+        logits: (n, k), or None when the head is to compute them from the features. One logit a row,
+            (n,) or (n, 1), is that of a sigmoid and is kept as the two logits (0, z).
+        labels: (n,) integers, 0 to k - 1; beside single logits also (n, 1), bool or float 0 and 1.
         features: (n, d), the input of the head, or None when only logits are known.
     """
 
     logits: Tensor | None
     labels: Tensor
     features: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.logits, Tensor) and is_single(self.logits):
+            object.__setattr__(self, "logits", two_classes(self.logits))
+            object.__setattr__(self, "labels", zero_or_one(torch.as_tensor(self.labels)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -42,11 +49,17 @@ class Batch:
     def from_probs(cls, probs: Tensor, labels: Tensor) -> Batch:
         """A batch of a model that gives probabilities (n, k): their logarithms are its logits.
 
+        Of a binary model the probability of class 1 alone will do, (n,) or (n, 1).
+
         >>> Batch.from_probs(torch.tensor([[0.25, 0.75]]), torch.tensor([1])).logits.exp()
         tensor([[0.2500, 0.7500]])
         """
-        if not probs.is_floating_point() or not bool(((probs.sum(1) - 1).abs() <= 1e-2).all()):
-            raise InputError("probs must be floating point and sum to 1 in every row")
+        if is_single(probs):
+            _check_unit(probs)
+            probs, labels = two_probs(probs), zero_or_one(labels)
+        near = probs.is_floating_point() and bool(((wide(probs).sum(1) - 1).abs() <= 1e-2).all())
+        if not near or bool((probs < 0).any()):
+            raise InputError("probs must be floating point, in 0..1, and sum to 1 in every row")
         # The smallest normal number stands for 0, so that a certain model stays finite.
         return cls(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
 
@@ -66,12 +79,21 @@ class Batch:
 Data = Iterable[Batch]
 
 
+def _check_unit(probs: Tensor) -> None:
+    low, high = (float(end) for end in torch.aminmax(probs)) if len(probs) else (0.0, 1.0)
+    if not 0 <= low <= high <= 1:
+        raise InputError(
+            f"probs of class 1 lie between {low:.6g} and {high:.6g}: they must lie in 0..1; "
+            "logits go into Batch(logits, labels)"
+        )
+
+
 @dataclass(frozen=True)
 class Chunked:
     """A view of data in chunks of `rows`: long batches cut, short ones put together.
 
     A loader's batches of 128 rows would cost more in calls than in arithmetic. Each chunk comes on
-    the device of the head, when that is known.
+    the device of the head, when that is known, its features in float32 or wider.
     """
 
     data: Data
@@ -100,7 +122,8 @@ class Chunked:
             batch = replace(batch, labels=batch.labels.long())
         for start in range(0, max(len(batch), 1), self.rows):
             part = batch if len(batch) <= self.rows else batch.rows(slice(start, start + self.rows))
-            yield part if self.device is None else part.to(self.device)
+            part = part if self.device is None else part.to(self.device)
+            yield part if part.features is None else replace(part, features=wide(part.features))
 
 
 def _kind(batch: Batch) -> list[object]:

@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
 from time import perf_counter
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits, wide
+from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.fitting import (
     Counted,
@@ -25,7 +25,9 @@ from featcal.core.fitting import (
     Stepped,
     StepReport,
     evaluating,
+    exact,
 )
+from featcal.core.head import CalibratedHead, as_head, head_logits
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.steps import MODES, Mode, run_steps
 from featcal.core.survey import check_finite, survey
@@ -96,8 +98,9 @@ class Calibrator(nn.Module, ABC):
             raise InputError(f"{self!r} works on features: pass head=, the classifier's last layer")
         if train is None and self.needs_train:
             raise InputError(f"{self!r} measures distance to training rows: pass train=, such rows")
+        head = as_head(head)
         data = as_data(data, head)
-        with evaluating(head):
+        with evaluating(head), exact():
             facts = survey(data, head)
             if self.needs_features and not facts.width:
                 raise InputError(f"{self!r} works on features, and the data holds logits alone")
@@ -184,6 +187,17 @@ class Calibrator(nn.Module, ABC):
         values = (f"{key.rpartition('.')[2]}={_short(v)}" for key, v in self.named_buffers())
         return "   ".join([repr(self), " ".join(values)])
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Half of a model's precision is for its weights: the few fitted values stay in full."""
+        full = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for key, value in self._buffers.items():
+            if value is not None and value.dtype.itemsize < 4:
+                old = full[key]
+                assert old is not None
+                self._buffers[key] = old.to(value.device)
+        return self
+
     def _load_from_state_dict(
         self,
         state_dict: Mapping[str, Any],
@@ -210,7 +224,7 @@ class FeatureMap(Calibrator):
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """The head's logits of the mapped features."""
-        return wide(head(self.map_features(features)))
+        return head_logits(self.map_features(features), head)
 
 
 class LogitMap(Calibrator):
@@ -224,7 +238,7 @@ class LogitMap(Calibrator):
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """The mapped logits of the head."""
-        return self.map_logits(wide(head(features)))
+        return self.map_logits(head_logits(features, head))
 
 
 def seen_features(features: Tensor, head: Head) -> Tensor:
@@ -280,21 +294,3 @@ class Pipeline(Calibrator):
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.steps_in_order()))
-
-
-@final
-class CalibratedHead(nn.Module):
-    """features -> calibrated logits; takes the place of a classifier's last layer."""
-
-    def __init__(self, head: nn.Module | None, calibrator: Calibrator) -> None:
-        super().__init__()
-        if head is None and calibrator.needs_features:
-            raise InputError(
-                f"{calibrator!r} works on features: pass the classifier's last layer to wrap()"
-            )
-        self.head = nn.Identity() if head is None else head
-        self.calibrator = calibrator
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Calibrated logits (n, k) of features (n, d)."""
-        return self.calibrator(features, self.head)  # type: ignore[no-any-return]

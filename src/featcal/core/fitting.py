@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -203,6 +205,36 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the block; flags and the state of every random generator restored after it.
+
+    A loader draws a seed for its workers, and a data set may draw more.
+    """
+    cuda = {weight.device for weight in model.parameters() if weight.device.type == "cuda"}
+    states = {device: torch.cuda.get_rng_state(device) for device in cuda}
+    own, python, array = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        torch.set_rng_state(own)
+        random.setstate(python)
+        np.random.set_state(array)
+        for device, state in states.items():
+            torch.cuda.set_rng_state(state, device)
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """No autocast in the block: a fit in half precision would follow its own rounding."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager

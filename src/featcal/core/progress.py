@@ -1,6 +1,7 @@
 """Progress without a dependency: long work tells it, whoever shows it listens.
 
-The library stays silent by itself. The command line listens and draws a bar; so can a notebook:
+The command line listens and draws a bar; so can a notebook. Where nobody does, work that may take
+minutes shows a line of its own on a terminal, and nothing anywhere else:
 
 >>> seen = []
 >>> with listen(lambda label, done, all_: seen.append((label, done, all_))):
@@ -10,11 +11,15 @@ The library stays silent by itself. The command line listens and draws a bar; so
 [('fit', 0, 2), ('fit', 1, 2), ('fit', 2, 2)]
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic
 from typing import TypeVar
 
+EVERY = 0.5  # seconds between two drawings of a line, and before the first
+ROWS = " rows"  # the end of a label whose steps are rows: their speed is worth showing
 Listener = Callable[[str, int, int], None]  # label, steps done, steps in all
 Item = TypeVar("Item")
 
@@ -29,6 +34,59 @@ def listen(listener: Listener) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Shows the progress of the block on a terminal, unless somebody listens already."""
+    if _listener.get() is not None or not sys.stderr.isatty():
+        yield
+        return
+    line = _Line()
+    try:
+        with listen(line):
+            yield
+    finally:
+        line.wipe()
+
+
+class _Line:
+    """One line of text that is written over: how far, how fast, how long still."""
+
+    def __init__(self) -> None:
+        self.started = self.drawn = monotonic()
+        self.label, self.width = "", 0
+
+    def __call__(self, label: str, done: int, of: int) -> None:
+        now = monotonic()
+        if label != self.label:
+            self.label, self.started = label, now
+        if now - self.drawn >= EVERY:
+            self.drawn = now
+            self._write(_text(label, done, of, now - self.started))
+
+    def wipe(self) -> None:
+        """Leaves the terminal as it was."""
+        if self.width:
+            self._write("")
+            sys.stderr.write("\r")
+
+    def _write(self, text: str) -> None:
+        sys.stderr.write("\r" + text.ljust(self.width))
+        sys.stderr.flush()
+        self.width = len(text)
+
+
+def _text(label: str, done: int, of: int, seconds: float) -> str:
+    """What a line says.
+
+    >>> _text("collecting rows", 3000, 12000, 2.0)
+    'collecting rows  3,000/12,000  1,500 rows/s  0:06 left'
+    """
+    speed = done / max(seconds, 1e-9)
+    left = int((of - done) / max(speed, 1e-9))
+    rate = f"  {speed:,.0f}{ROWS}/s" if label.endswith(ROWS) else ""
+    return f"{label}  {done:,}/{of:,}{rate}  {left // 60}:{left % 60:02d} left"
 
 
 def tell(label: str, done: int, of: int) -> None:

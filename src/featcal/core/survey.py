@@ -65,7 +65,12 @@ def _local_facts(data: Data, head: Head | None) -> Facts:
 def _widths(batch: Batch) -> dict[str, int | None]:
     """Features and logits a row; None where there are none."""
     parts = {"features": batch.features, "logits": batch.logits}
-    return {name: None if part is None else part.shape[-1] for name, part in parts.items()}
+    return {name: None if part is None else _columns(part) for name, part in parts.items()}
+
+
+def _columns(values: Tensor) -> int:
+    """Values a row; 0 for a single number, which `check_batch` is to refuse."""
+    return values.shape[-1] if values.ndim else 0
 
 
 def _check_alike(found: dict[str, int | None], first: dict[str, int | None], row: int) -> None:
@@ -87,7 +92,7 @@ def _classes(batch: Batch, head: Head | None) -> int:
         return _checked_head(batch.rows(slice(0, 64)), head)
     if batch.logits is None:
         raise InputError("the batch has features but no logits: pass the classifier head")
-    return batch.logits.shape[-1]
+    return _columns(batch.logits)
 
 
 @torch.no_grad()
@@ -136,8 +141,8 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
     labels = batch.labels
     if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
         raise InputError(
-            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}: "
-            "they must be one integer a row"
+            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}"
+            f"{_odd_label(labels, first_row)}: they must be one integer a row"
         )
     for name, values in (("features", batch.features), ("logits", batch.logits)):
         if values is None:
@@ -152,6 +157,15 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
         if not bool(torch.isfinite(values.sum())):
             _refuse(name, ~torch.isfinite(values).all(1), first_row, "NaN or infinite", "remove")
     _refuse("labels", (labels < 0) | (labels >= classes), first_row, f"outside 0..{classes - 1}")
+
+
+def _odd_label(labels: Tensor, first_row: int) -> str:
+    """The first label that no class can have, such as a smoothed 0.9; empty where there is none."""
+    odd = (labels.frac() != 0).nonzero() if labels.is_floating_point() else labels[:0]
+    if labels.ndim != 1 or not len(odd):
+        return ""
+    row = int(odd[0, 0])
+    return f", {float(labels[row]):.6g} in row {first_row + row}"
 
 
 def check_finite(data: Data, name: str = "the head's logits", *, first_row: int = 0) -> None:

@@ -41,13 +41,13 @@ class Gate:
         self.class_names = class_names
         self.layout: Layout | None = None
 
-    def checked(self, name: str, data: Batch | Data) -> Iterator[Batch]:
-        """The batches of one split, in the types they are stored in.
+    def checked(self, name: str, data: Batch | Data, *, first_row: int = 0) -> Iterator[Batch]:
+        """The batches of one split, from a row on, in the types they are stored in.
 
         Raises:
             InputError: with the name of the split in front; also for a split without rows.
         """
-        rows = 0
+        rows = first_row
         for batch in _batches(name, data):
             try:
                 stored = self._check(batch, rows)
@@ -80,11 +80,6 @@ class Gate:
             _check_head(self.head["weight"], batch)
             _check_made_by(self.head, batch.rows(slice(0, 64)))
         classes = self._classes(batch)
-        if classes < 2:
-            raise InputError(
-                f"the number of classes is {classes} and a softmax needs two: "
-                "give the logit z of a sigmoid model as the two logits (0, z)"
-            )
         if self.class_names is not None and len(self.class_names) != classes:
             raise InputError(
                 f"{len(self.class_names)} class_names for {classes} classes: give one name a class"
@@ -119,7 +114,11 @@ def head_tensors(head: HeadLike | None) -> dict[str, Tensor] | None:
             "they must be (classes, features) and (classes,)"
             + ("; give weight.T" if bias.shape == weight.shape[1:] else "")
         )
-    return {"weight": _head_values("weight", weight), "bias": _head_values("bias", bias)}
+    values = {"weight": _head_values("weight", weight), "bias": _head_values("bias", bias)}
+    if len(weight) > 1:
+        return values
+    # A sigmoid's one row: class 0 gets the logit 0, as everywhere.
+    return {name: torch.cat([torch.zeros_like(row), row]) for name, row in values.items()}
 
 
 def _pair(head: object) -> tuple[Tensor, Tensor | None]:

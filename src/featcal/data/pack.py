@@ -187,7 +187,7 @@ def _check_folder(path: Path) -> None:
     if not path.is_dir():
         why = "it is a file, not a folder" if path.exists() else "it does not exist"
     raise InputError(
-        f'{path} is not a feature pack: {why}; make one with "featcal pack import FILE.npz -o DIR"'
+        f'{path} is not a feature pack: {why}; make one with "featcal pack import FILE... -o DIR"'
     )
 
 

@@ -1,16 +1,12 @@
-"""Writing a feature pack: batches of any length go in, shards of one length come out."""
+"""Writing a feature pack from batches that are at hand."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import Any, final
 
 from featcal.core.batch import Batch, Data
 from featcal.core.disk import new_folder
@@ -18,9 +14,8 @@ from featcal.core.errors import InputError
 from featcal.core.progress import track
 from featcal.data.layout import Gate, HeadLike, Layout, head_tensors
 from featcal.data.manifest import HEAD, MANIFEST, SPLIT_NAME, Manifest, Part
-from featcal.data.pack import Pack, sha256
-
-SHARD_ROWS = 65_536
+from featcal.data.pack import Pack
+from featcal.data.shards import SHARD_ROWS, grouped, save_part, save_shard, write_manifest
 
 
 def write_pack(
@@ -52,32 +47,22 @@ def write_pack(
     Raises:
         InputError: for data no fit could use, by split, row and value; and for an unusable `path`.
     """
-    _check_splits(splits, shard_rows)
-    names, kept = _class_names(class_names), _json(meta)
-    texts = {"dataset": _text("dataset", dataset), "model": _text("model", model)}
-    gate = Gate(head_tensors(head), names)
+    check_splits(splits, shard_rows)
+    about = About.checked(dataset, model, class_names, meta)
+    gate = Gate(head_tensors(head), about.class_names)
     with new_folder(path) as folder:
         shards = {
             name: _write_split(folder, name, gate, data, shard_rows)
             for name, data in track("write", list(splits.items()))
         }
-        stored = None if gate.head is None else _save(folder / HEAD, gate.head)
+        stored = None if gate.head is None else save_part(folder / HEAD, gate.head)
         assert gate.layout is not None  # every split has a row by now
-        manifest = Manifest(
-            **texts,
-            class_names=names,
-            features=gate.layout.features,
-            classes=gate.layout.classes,
-            dtypes=gate.layout.dtypes,
-            meta=kept,
-            head=stored,
-            splits=shards,
-        )
-        _write_manifest(folder / MANIFEST, manifest)
+        write_manifest(folder / MANIFEST, about.manifest(gate.layout, stored, shards))
     return Pack.open(path)
 
 
-def _check_splits(splits: Mapping[str, object], shard_rows: int) -> None:
+def check_splits(splits: Mapping[str, object], shard_rows: int) -> None:
+    """Refuses names of splits no pack can have, and shards of no rows."""
     if not splits:
         raise InputError("splits is empty: give at least one, such as {'val': batches}")
     for name in splits:
@@ -87,13 +72,53 @@ def _check_splits(splits: Mapping[str, object], shard_rows: int) -> None:
         raise InputError(f"shard_rows is {shard_rows}: it must be at least 1")
 
 
+@final
+@dataclass(frozen=True)
+class About:
+    """What a pack is about, in the words of whoever makes it."""
+
+    dataset: str
+    model: str
+    class_names: tuple[str, ...] | None
+    meta: dict[str, Any]
+
+    @classmethod
+    def checked(
+        cls,
+        dataset: object,
+        model: object,
+        class_names: Sequence[str] | None,
+        meta: Mapping[str, Any] | None,
+    ) -> About:
+        """The same words, or an error before the work begins."""
+        return cls(
+            _text("dataset", dataset), _text("model", model), _names(class_names), _json(meta)
+        )
+
+    def manifest(
+        self, layout: Layout, head: Part | None, splits: dict[str, tuple[Part, ...]]
+    ) -> Manifest:
+        """The manifest of a pack of these files."""
+        return Manifest(
+            dataset=self.dataset,
+            model=self.model,
+            class_names=self.class_names,
+            features=layout.features,
+            classes=layout.classes,
+            dtypes=layout.dtypes,
+            meta=self.meta,
+            head=head,
+            splits=splits,
+        )
+
+
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise InputError(f"{name} is {value!r}: it must be text")
     return value
 
 
-def _class_names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
@@ -113,49 +138,7 @@ def _write_split(
     folder: Path, name: str, gate: Gate, data: Batch | Data, shard_rows: int
 ) -> tuple[Part, ...]:
     shards = []
-    for number, batches in enumerate(_grouped(gate.checked(name, data), shard_rows)):
+    for number, batches in enumerate(grouped(gate.checked(name, data), shard_rows)):
         assert gate.layout is not None
-        tensors = _merged(batches, gate.layout)
-        path = folder / f"{name}-{number:05d}.safetensors"
-        shards.append(_save(path, tensors, rows=len(tensors["labels"])))
+        shards.append(save_shard(folder, f"{name}-{number:05d}", batches, gate.layout))
     return tuple(shards)
-
-
-def _grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
-    """Cuts and collects batches into groups of exactly `rows` rows; the last may be shorter."""
-    group: list[Batch] = []
-    free = rows
-    for batch in batches:
-        while len(batch):
-            piece, batch = batch.rows(slice(0, free)), batch.rows(slice(free, None))
-            group.append(piece)
-            free -= len(piece)
-            if free == 0:
-                yield group
-                group, free = [], rows
-    if group:
-        yield group
-
-
-def _merged(batches: list[Batch], layout: Layout) -> dict[str, Tensor]:
-    columns = {name: [getattr(batch, name) for batch in batches] for name in layout.dtypes}
-    merged = {name: torch.cat(values) for name, values in columns.items()}
-    merged["labels"] = merged["labels"].to(getattr(torch, layout.dtypes["labels"]))
-    return merged
-
-
-def _write_manifest(path: Path, manifest: Manifest) -> None:
-    path.write_text(json.dumps(manifest.to_json(), indent=1) + "\n", encoding="utf-8")
-    path.chmod(0o644)
-
-
-def _save(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
-    try:
-        save_file(tensors, path)
-        path.chmod(0o644)  # save_file's 0o600 would hide the pack from everyone else
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"output {path.name} cannot be written ({error}): free some space or choose "
-            "another folder"
-        ) from error
-    return Part(path.name, path.stat().st_size, sha256(path), rows)

@@ -14,21 +14,15 @@ from torch import Tensor, nn
 
 from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, stored_logits
 from featcal.core.fitting import Counted, Problem
+from featcal.core.head import linear_view
 
 SMALL = 2**24  # n d k up to which the whole path is kept: 256 MiB in float64
 
 
 def linear(head: Head | None) -> nn.Linear | None:
     """The plain linear layer a head consists of, in ordinary precision; None for any other head."""
-    inner = head.head if isinstance(head, Counted) else head
-    if type(inner) is nn.Sequential and not (inner._forward_hooks or inner._forward_pre_hooks):
-        # Dropout before the last layer is common, and does nothing in eval mode, where fits run.
-        rest = [part for part in inner if not isinstance(part, (nn.Dropout, nn.Identity))]
-        inner = rest[0] if len(rest) == 1 else inner
-    if type(inner) is not nn.Linear or inner.weight.dtype.itemsize < 4:
-        return None
-    hooked = inner._forward_hooks or inner._forward_pre_hooks  # they may compute anything
-    return None if hooked else inner
+    inner = linear_view(head.head if isinstance(head, Counted) else head)
+    return None if inner is None or inner.weight.dtype.itemsize < 4 else inner
 
 
 @dataclass(frozen=True)

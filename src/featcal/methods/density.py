@@ -13,10 +13,11 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.arguments import check_choice, check_flags, check_whole
-from featcal.core.batch import Batch, Data, Head, wide
+from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
+from featcal.core.head import head_logits
 from featcal.core.loss import brier
 from featcal.core.neighbours import nearest, on_sphere
 from featcal.core.sampling import hashed_sample
@@ -79,7 +80,7 @@ class DensityAware(Calibrator):
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """Divides each row by its own temperature."""
-        logits = wide(head(features))
+        logits = head_logits(features, head)
         if self.weights.numel() == 0:
             return logits
         distance = self.distance(self._seen(features, head)).to(logits.dtype)

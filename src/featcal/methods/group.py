@@ -14,6 +14,7 @@ from featcal.core.batch import Data, Head, Through, stored_logits, wide
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
+from featcal.core.head import head_logits
 from featcal.core.progress import track
 from featcal.core.sampling import hashed_sample
 from featcal.core.steps import settle
@@ -97,7 +98,7 @@ class GroupCalibration(Calibrator):
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """The logarithm of the mean of the partitions' probabilities; one (n, k) at a time."""
-        logits = wide(head(features))
+        logits = head_logits(features, head)
         if self.inverse.numel() == 0:
             return logits
         group = self.grouped(self._seen(features, head))

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from featcal.core.arguments import check_choice, check_flags, check_whole
-from featcal.core.batch import Head, stored_logits, wide
+from featcal.core.batch import Head, stored_logits
 from featcal.core.calibrator import Calibrator, seen_features
 from featcal.core.errors import InputError
 from featcal.core.fitting import Problem, StepReport
+from featcal.core.head import head_logits
 from featcal.core.neighbours import nearest, on_sphere
 from featcal.core.sampling import hashed_sample
 from featcal.core.steps import settle
@@ -92,7 +93,7 @@ class ProximityCalibration(Calibrator):
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """Log-probabilities with the confidence that confidence and proximity call for."""
-        logits = wide(head(features))
+        logits = head_logits(features, head)
         if self.stored.numel() == 0:
             return logits
         at = self.coordinates(logits, self._seen(features, head))

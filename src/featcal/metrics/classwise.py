@@ -17,7 +17,8 @@ from torch import Tensor
 from featcal.core import dist
 from featcal.core.binning import bin_edges, bin_index
 from featcal.core.errors import InputError
-from featcal.metrics.inputs import Values, checked_bins, checked_rows
+from featcal.metrics.bins import Bins
+from featcal.metrics.inputs import Values, checked_bins, checked_class, checked_rows
 from featcal.metrics.predictions import Predictions
 
 
@@ -77,6 +78,17 @@ class ClassBins:
     def n(self) -> int:
         """The number of rows."""
         return int(self.count[0].sum())
+
+    def of_class(self, label: int) -> Bins:
+        """The bins of one class against the rest: its probability, and its share of the rows.
+
+        They are what a curve of a binary model shows: of class 1, the whole of [0, 1].
+
+        >>> ClassBins.of(torch.tensor([0.25, 0.75]), torch.tensor([0, 1])).of_class(1).ece
+        0.25
+        """
+        row = checked_class(label, len(self.count))
+        return Bins(self.count[row], self.probability[row], self.hits[row])
 
     @property
     def by_class(self) -> Tensor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core.batch import wide
+from featcal.core.binary import is_single, two_classes, two_probs, zero_or_one
 from featcal.core.errors import InputError
 
 Values = Tensor | NDArray[Any]
@@ -93,12 +94,48 @@ def read(probs: Values | None, labels: Values | None, logits: Values | None) -> 
     if labels is None:
         raise InputError("labels is None: pass the class of every row, (n,) integers")
     if probs is not None:
-        values = _matrix("probs", probs)
-        return Given("probs", values, _labels(labels, values))
+        return _given("probs", probs, labels)
     if logits is not None:
-        values = _matrix("logits", logits)
-        return Given("logits", values, _labels(labels, values))
+        return _given("logits", logits, labels)
     raise InputError("probs and logits are both None: pass probs, or logits=... by keyword")
+
+
+def _given(name: Literal["probs", "logits"], values: Values, labels: Values) -> Given:
+    """The values as (n, k); one a row is a sigmoid model's, whose labels may be bool or float."""
+    found, known = _floating(name, values), _tensor("labels", labels)
+    if is_single(found):
+        found, known = _both_classes(name, found), _binary_labels(known)
+    if found.ndim != 2 or found.shape[1] == 0:
+        raise InputError(
+            f"{name} has shape {tuple(found.shape)}: pass (rows, classes), or (rows,) for class 1 "
+            "of a binary model"
+        )
+    return Given(name, found, _labels(known, found))
+
+
+def _both_classes(name: Literal["probs", "logits"], single: Tensor) -> Tensor:
+    if name == "logits":
+        return two_classes(single)
+    # Seen before 1 - p stands beside p, so that a message shows the value that was given.
+    outside = ((single < -ROUNDING) | (single > 1 + ROUNDING)) & single.isfinite()
+    rows = outside.flatten().nonzero().flatten()
+    if len(rows):
+        raise InputError(
+            f"probs[{int(rows[0])}] is {float(single.flatten()[rows[0]]):.6g}, outside 0..1 "
+            f"({_rows(rows, 0)}): if these are logits pass logits=..."
+        )
+    return two_probs(single)
+
+
+def _binary_labels(given: Tensor) -> Tensor:
+    labels = zero_or_one(given)
+    if labels.is_floating_point() and labels.ndim == 1:
+        rows = ((labels != 0) & (labels != 1)).nonzero().flatten()
+        raise InputError(
+            f"labels[{int(rows[0])}] is {float(labels[rows[0]]):.6g}, neither 0 nor 1 "
+            f"({_rows(rows, 0)}): a binary model has the classes 0 and 1"
+        )
+    return labels
 
 
 def checked_bins(bins: int) -> int:
@@ -107,13 +144,29 @@ def checked_bins(bins: int) -> int:
     >>> checked_bins(15)
     15
     """
-    try:
-        number = operator.index(bins)
-    except TypeError:
-        number = 0
-    if number < 1 or isinstance(bins, bool):
+    number = _integer(bins)
+    if number is None or number < 1:
         raise InputError(f"bins is {bins!r}: pass an integer of at least 1")
     return number
+
+
+def checked_class(label: int, classes: int) -> int:
+    """The number of one of k classes.
+
+    >>> checked_class(1, 2)
+    1
+    """
+    number = _integer(label)
+    if number is None or not 0 <= number < classes:
+        raise InputError(f"of_class is {label!r}: pass one of the classes 0..{classes - 1}")
+    return number
+
+
+def _integer(value: object) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def checked_rows(rows: int) -> int:
@@ -139,28 +192,20 @@ def _tensor(name: str, values: Values) -> Tensor:
         raise InputError(f"{name} has type {values.dtype}: pass plain numbers") from error
 
 
-def _matrix(name: str, given: Values) -> Tensor:
+def _floating(name: str, given: Values) -> Tensor:
     values = _tensor(name, given)
     if not values.is_floating_point():
         raise InputError(f"{name} has type {values.dtype}: pass floating point values")
-    if values.ndim != 2 or values.shape[1] == 0:
-        raise InputError(
-            f"{name} has shape {tuple(values.shape)}: pass (rows, classes); "
-            "a binary model needs both columns, [1 - p, p]"
-        )
     return values
 
 
-def _labels(given: Values, values: Tensor) -> Tensor:
-    labels = _tensor("labels", given)
+def _labels(labels: Tensor, values: Tensor) -> Tensor:
     rows, classes = values.shape
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise InputError(f"labels has type {labels.dtype}: pass integer classes, labels.long()")
     if labels.ndim != 1:
-        raise InputError(
-            f"labels has shape {tuple(labels.shape)}: pass one class a row, "
-            "labels.argmax(1) if they are one-hot"
-        )
+        remedy = "labels[:, 0]" if labels.shape[1:] == (1,) else "labels.argmax(1) if one-hot"
+        raise InputError(f"labels has shape {tuple(labels.shape)}: pass one class a row, {remedy}")
     if len(labels) != rows:
         raise InputError(f"labels has {len(labels)} rows and the predictions {rows}: pass as many")
     labels = labels.to(values.device, torch.int64)

@@ -14,6 +14,7 @@ from featcal.core.batch import Batch, Data, Head, as_data
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating
+from featcal.core.head import as_head
 from featcal.core.progress import track
 from featcal.core.spec import parse
 from featcal.core.steps import Mode
@@ -85,7 +86,7 @@ def compare(
     """
     calibrators = parse_all(recipes)
     names = [NONE if calibrator is None else repr(calibrator) for calibrator in calibrators]
-    base = _baseline(names, baseline)
+    head, base = as_head(head), _baseline(names, baseline)
     checked_bins(bins)
     checked_resamples(resamples)
     scene = _scene(fit_data, test_data, head, folds, checked_seed(seed))

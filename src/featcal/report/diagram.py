@@ -17,8 +17,10 @@ from torch import Tensor
 from featcal.core.disk import new_file
 from featcal.core.errors import InputError
 from featcal.metrics.bins import Bins
+from featcal.metrics.classwise import ClassBins
 from featcal.metrics.inputs import Values, checked_rows
 from featcal.report import drawing
+from featcal.report.wording import Wording, wording
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,14 +39,19 @@ METADATA: dict[str, dict[str, Any]] = {
 class ReliabilityDiagram:
     """Accuracy against confidence, bin by bin; per-bin numbers are (m,), NaN where a bin is empty.
 
+    With `of_class` it is the curve people know of binary models: the probability of that class is
+    the confidence, and the share of its rows the accuracy.
+
     Attributes:
         bins: the summary that is drawn.
         title: what the predictions are, such as "before".
+        of_class: the class the bins are of, or None for the predicted one of each row.
         axes: the diagram and its histogram (or None), once drawn.
     """
 
     bins: Bins
     title: str = ""
+    of_class: int | None = field(default=None, kw_only=True)
     axes: tuple[Axes, Axes | None] | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -59,15 +66,33 @@ class ReliabilityDiagram:
         logits: Values | None = None,
         bins: int = 15,
         title: str = "",
+        of_class: int | None = None,
     ) -> ReliabilityDiagram:
         """The diagram of n predictions, given as probabilities or as logits.
+
+        Args:
+            probs: (n, k), or (n,) of class 1 of a binary model.
+            labels: (n,) the class of every row.
+            logits: in place of `probs`.
+            bins: how many bins of equal width.
+            title: what the predictions are.
+            of_class: the class whose probability to hold against its share of the rows; None for
+                the confidence of the prediction against its accuracy.
 
         >>> import torch
         >>> print(ReliabilityDiagram.of(torch.tensor([[0.75, 0.25]]), torch.tensor([0])).caption)
         ECE 25.0 %
         accuracy 100.0 %  confidence 75.0 %
         """
-        return cls(Bins.of(probs, labels, logits=logits, bins=bins), title)
+        if of_class is None:
+            return cls(Bins.of(probs, labels, logits=logits, bins=bins), title)
+        classes = ClassBins.of(probs, labels, logits=logits, bins=bins)
+        return cls(classes.of_class(of_class), title, of_class=of_class)
+
+    @property
+    def wording(self) -> Wording:
+        """What the numbers are called in the picture."""
+        return wording(self.of_class)
 
     @property
     def edges(self) -> Tensor:
@@ -76,7 +101,7 @@ class ReliabilityDiagram:
 
     @property
     def accuracy(self) -> Tensor:
-        """The share of right rows in each bin."""
+        """The share of right rows in each bin; with `of_class`, of rows of that class."""
         return self.bins.accuracy
 
     @property
@@ -112,9 +137,10 @@ class ReliabilityDiagram:
     @property
     def caption(self) -> str:
         """The numbers over the whole, as they stand above the picture."""
+        words = self.wording
         return (
-            f"ECE {self.ece:.1%}\n"
-            f"accuracy {self.overall_accuracy:.1%}  confidence {self.overall_confidence:.1%}"
+            f"{words.error} {self.ece:.1%}\n"
+            f"{words.so} {self.overall_accuracy:.1%}  {words.said} {self.overall_confidence:.1%}"
         ).replace("%", " %")
 
     def plot(self, ax: Axes | Sequence[Axes] | None = None) -> ReliabilityDiagram:
@@ -134,7 +160,7 @@ class ReliabilityDiagram:
         brief = [str(handle.get_label()).partition(":")[0] for handle in handles]
         diagram.legend(handles, brief, loc="best", fontsize=drawing.TEXT)
         if histogram is None or not diagram.get_shared_x_axes().joined(diagram, histogram):
-            diagram.set_xlabel("confidence")
+            diagram.set_xlabel(self.wording.x)
         if histogram is not None:
             drawing.draw_histogram(histogram, self, tallest=float(self.share.max()))
         return replace(self, axes=(diagram, histogram))
@@ -195,6 +221,8 @@ def _require_matplotlib() -> None:
 def _check_request(diagrams: Sequence[ReliabilityDiagram], formats: Sequence[str]) -> None:
     if not 1 <= len(diagrams) <= MAX_PANELS:
         raise InputError(f"diagrams has {len(diagrams)} entries: pass 1 to {MAX_PANELS}")
+    if len({diagram.of_class for diagram in diagrams}) > 1:
+        raise InputError("diagrams are of different classes: give all of them the same of_class=")
     if isinstance(formats, str) or not formats or not set(formats) <= set(METADATA):
         raise InputError(f"formats is {formats!r}: pass a list of one or more of 'png' and 'svg'")
 

@@ -145,7 +145,8 @@ def draw_diagram(ax: Axes, diagram: ReliabilityDiagram) -> None:
     _draw_gaps(ax, diagram, diagram.gap < 0, UNDER)
     ax.plot([0, 1], [0, 1], color=ax.get_facecolor(), linewidth=2, solid_capstyle="butt")
     ax.plot([0, 1], [0, 1], color=_ink(), linewidth=1.1, linestyle=DASHES)
-    ax.set(xlim=(0, 1), ylim=(0, 1), xticks=TICKS, yticks=TICKS, ylabel="accuracy", aspect="equal")
+    ax.set(xlim=(0, 1), ylim=(0, 1), xticks=TICKS, yticks=TICKS, aspect="equal")
+    ax.set_ylabel(diagram.wording.y)
     ax.annotate(
         diagram.caption, (0, 1), (0, 5), "axes fraction", "offset points", size=TEXT, va="bottom"
     )
@@ -197,7 +198,7 @@ def draw_histogram(ax: Axes, diagram: ReliabilityDiagram, *, tallest: float) -> 
 
     filled = (diagram.share > 0).nonzero().flatten()
     _bars(ax, diagram, filled, diagram.share, color=GREY, edgecolor=ax.get_facecolor())
-    ax.set(xlim=(0, 1), xticks=TICKS, xlabel="confidence", ylabel="share of\nsamples")
+    ax.set(xlim=(0, 1), xticks=TICKS, xlabel=diagram.wording.x, ylabel="share of\nsamples")
     ax.set_ylim(0, tallest * HEADROOM)
     ticks = MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(0, tallest)
     ax.set_yticks([tick for tick in ticks if tick <= tallest])
@@ -215,8 +216,8 @@ def _draw_means(ax: Axes, diagram: ReliabilityDiagram) -> None:
     accuracy_above = (accuracy > confidence) == leftwards
     heights = (1.0, 0.8) if accuracy_above else (0.8, 1.0)
     for name, x, color, line, height in (
-        ("accuracy", accuracy, BLUE, "-", heights[0]),
-        ("confidence", confidence, _ink(), DASHES, heights[1]),
+        (diagram.wording.so, accuracy, BLUE, "-", heights[0]),
+        (diagram.wording.said, confidence, _ink(), DASHES, heights[1]),
     ):
         ax.axvline(x, 0, height, color=color, linewidth=1.4, linestyle=line)
         _label_line(ax, x, height, f"{name} {x:.2f}", color=color, leftwards=leftwards)
@@ -246,10 +247,11 @@ def legend_handles(diagrams: Sequence[ReliabilityDiagram]) -> list[Artist]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
+    words = diagrams[0].wording
     handles: list[Artist] = [
-        Patch(color=BLUE, label="accuracy"),
-        _gap_patch(OVER, "overconfident: from accuracy up to confidence"),
-        _gap_patch(UNDER, "underconfident: from confidence up to accuracy"),
+        Patch(color=BLUE, label=words.y),
+        _gap_patch(OVER, f"{words.above}: from {words.so} up to {words.said}"),
+        _gap_patch(UNDER, f"{words.below}: from {words.said} up to {words.so}"),
         Line2D([], [], color=_ink(), linewidth=1.1, linestyle=DASHES, label="perfect calibration"),
     ]
     counts = [count for diagram in diagrams for count in diagram.bins.count.tolist()]

@@ -13,6 +13,7 @@ from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating, plain
+from featcal.core.head import as_head
 from featcal.core.survey import Facts, survey
 from featcal.core.threads import calm
 from featcal.metrics import (
@@ -139,6 +140,7 @@ def evaluate(
         resamples: how often the rows are drawn again for `Scores.intervals`; 0 for never.
         seed: of the resamples.
     """
+    head = as_head(head)
     data = as_data(data, head)
     with evaluating(head):
         facts = survey(data, head)

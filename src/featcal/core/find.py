@@ -1,0 +1,268 @@
+"""Where a classifier's last layer is: told, known by convention, or proved on a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core.errors import InputError
+from featcal.core.fitting import undisturbed
+from featcal.core.head import CalibratedHead, is_pointwise_conv
+
+# Where networks keep their last layer by convention: Hugging Face, torchvision, many others.
+USUAL = ("classifier", "score", "classification_head", "fc", "head")
+WRAPPERS = (
+    "DataParallel",
+    "DistributedDataParallel",
+    "FullyShardedDataParallel",
+    "OptimizedModule",
+)
+PROOF_ROWS = 4  # of every layer's output, enough to tell layers apart and little to keep
+SHOWN = 8  # candidates in a message
+
+# What may stand behind the last layer in a container and leaves its logits what they are.
+LINKING = (nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Softmax)
+HARMLESS = (nn.Dropout, nn.Flatten, nn.Identity, *LINKING)
+
+# What a network may do to its logits before it returns them; a calibrated head stays before it.
+LINKS_OF_ONE: tuple[Callable[[Tensor], Tensor], ...] = (
+    torch.sigmoid,
+    nn.functional.logsigmoid,
+)
+LINKS = (*LINKS_OF_ONE, lambda z: z.softmax(-1), lambda z: z.log_softmax(-1))
+
+
+def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
+    """The dotted path of the classifier's last layer.
+
+    In this order: the path given; timm's `get_classifier`; the usual names (`classifier`, `score`,
+    `fc`, ...); the last linear layer in registration order. Without `inputs` that is a guess; with
+    them the model runs once, and the layer is one whose output is the model's output.
+
+    Args:
+        model: the trained classifier; wrap it for DDP, FSDP or `torch.compile` afterwards.
+        head: the path, where it is known.
+        inputs: one batch of the model's inputs: a tensor, a tuple of arguments, or a mapping.
+
+    Raises:
+        InputError: when no layer will do; it lists the candidates.
+    """
+    check_named(model, head)
+    layers = _candidates(model)
+    guess = _guess(model, layers) if head is None else head
+    if inputs is not None:
+        return _reached(model, _proved(model, inputs, guess, told=head is not None))
+    if guess is None:
+        what = "several classifiers" if layers else "no linear layer"
+        raise InputError(f"the model has {what}: pass head=, the path of its last layer")
+    return _reached(model, guess)
+
+
+def check_named(model: nn.Module, head: str | None) -> None:
+    """Refuses a path that is not in the model, and a model whose layers cannot be reached."""
+    check_bare(model)
+    if head is not None and head not in dict(model.named_modules()):
+        have = ", ".join(list(_candidates(model))[-5:]) or "none"
+        raise InputError(
+            f"head {head!r} is not a module of the model: its last linear layers are {have}"
+        )
+
+
+def inner_layer(model: nn.Module, path: str) -> nn.Module:
+    """The layer of this path, for what acts inside the network."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        names = ", ".join(name for name, _ in model.named_children()) or "none"
+        raise InputError(
+            f"layer {path!r} is not a module of the model: its parts are {names}"
+        ) from error
+
+
+def check_bare(module: nn.Module, where: str = "model") -> None:
+    """Refuses a module that something is wrapped around: its layers are not its own any more."""
+    kinds = [base.__name__ for base in type(module).__mro__]
+    if "FSDPModule" in kinds:
+        raise InputError(
+            f"{where} is sharded by fully_shard: calibrate the model first, and shard the "
+            "calibrated one"
+        )
+    kind = next((kind for kind in kinds if kind in WRAPPERS), None)
+    if kind is not None:
+        inner = "_orig_mod" if kind == "OptimizedModule" else "module"
+        raise InputError(
+            f"{where} is wrapped in {kind}: take {where}.{inner} instead, and wrap the calibrated "
+            "model again"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise InputError(
+            f"{where} is a TorchScript module, whose layers are fixed: take the original"
+        )
+
+
+def _reached(model: nn.Module, path: str) -> str:
+    """The path, refused where it leads through a wrapped part of the model."""
+    names = path.split(".")
+    for depth in range(1, len(names) + 1):
+        part = ".".join(names[:depth])
+        check_bare(model.get_submodule(part), f"model.{part}")
+    return path
+
+
+def _candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that may be the last one: linear ones, and a calibrated head as a whole."""
+    heads = [module for module in model.modules() if isinstance(module, CalibratedHead)]
+    inside = {id(part) for head in heads for part in head.modules()} - set(map(id, heads))
+    layers = ((name, part) for name, part in model.named_modules() if id(part) not in inside)
+    return {n: part for n, part in layers if _is_linear(part) or isinstance(part, CalibratedHead)}
+
+
+def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> str | None:
+    """The likely path: what the model says, a usual name, or the last linear layer."""
+    said = None
+    with suppress(Exception):  # a hint, no more: a model may mean something else by this name
+        said = model.get_classifier()  # type: ignore[operator]
+    if isinstance(said, (tuple, list)):
+        return None  # which of them makes the output, if any does alone, only a batch can tell
+    names: dict[int, str] = {id(part): name for name, part in model.named_modules()}
+    found: list[object] = [said, *(getattr(model, name, None) for name in USUAL)]
+    for module in found:
+        inside = set(map(id, module.modules())) if isinstance(module, nn.Module) else set()
+        named = [name for name, layer in layers.items() if id(layer) in inside]
+        if named:
+            return names.get(id(module), named[-1]) if _goes_on(module) else named[-1]
+    return next(reversed(layers), None)
+
+
+def _goes_on(module: object) -> bool:
+    """Whether a container does more after its linear layers, so that it is the head as a whole.
+
+    SqueezeNet convolves to a map a class, and then takes the mean of each.
+    """
+    if type(module) is not nn.Sequential:
+        return False
+    rest = [part for part in module if not isinstance(part, HARMLESS)]
+    last = rest[-1] if rest else None
+    is_leaf = last is not None and not list(last.children())
+    return _goes_on(last) or (is_leaf and not _is_linear(last))
+
+
+def _is_linear(module: object) -> bool:
+    return isinstance(module, nn.Linear) or is_pointwise_conv(module)
+
+
+def run(model: nn.Module, inputs: Any) -> Any:  # noqa: ANN401
+    """The model's output: of keyword arguments, of several arguments, or of one."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def outputs_in(output: Any) -> list[Tensor]:  # noqa: ANN401
+    """The tensors of an output that may be its logits: those called so, else all, in order."""
+    if isinstance(output, Tensor):
+        return [output]
+    named = output.get("logits") if isinstance(output, Mapping) else None
+    named = getattr(output, "logits", None) if named is None else named
+    if isinstance(named, Tensor):
+        return [named]
+    parts = output.values() if isinstance(output, Mapping) else output
+    nested = isinstance(output, (Mapping, tuple, list))
+    return [tensor for part in parts for tensor in outputs_in(part)] if nested else []
+
+
+Call = tuple[str, Any, Any]  # a layer's path, its one argument (else None), what it gave
+
+
+@contextmanager
+def watched(
+    model: nn.Module, paths: Iterable[str], keep: Callable[[Any], Any] = lambda value: value
+) -> Iterator[list[Call]]:
+    """Records, in order, what enters and leaves some layers while the block runs."""
+    calls: list[Call] = []
+
+    def remember(path: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Any, ...], named: Any, output: Any) -> None:  # noqa: ANN401
+            only = inputs[0] if len(inputs) == 1 and not named else None
+            calls.append((path, keep(only), keep(output)))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for path in paths:
+            layer = model.get_submodule(path)
+            hooks.enter_context(layer.register_forward_hook(remember(path), with_kwargs=True))
+        yield calls
+
+
+def _few_rows(value: Any) -> Any:  # noqa: ANN401
+    few = isinstance(value, Tensor) and value.ndim > 0
+    return value[:PROOF_ROWS].detach().clone() if few else None
+
+
+@torch.no_grad()
+def _proved(model: nn.Module, inputs: Any, guess: str | None, *, told: bool) -> str:  # noqa: ANN401
+    """The layer whose output is the model's: the guess if it is one, else the last one called."""
+    paths = dict.fromkeys([*_candidates(model), *([] if guess is None else [guess])])
+    with undisturbed(model), watched(model, paths, _few_rows) as calls:
+        output = outputs_in(run(model, inputs))
+    found = {path: given for path, _, given in calls if isinstance(given, Tensor)}
+    makers = [path for path, given in found.items() if any(makes(given, z) for z in output)]
+    if guess in makers:
+        return guess
+    if told or not makers:
+        raise InputError(_none_makes(guess if told else None, output, found, makers))
+    return makers[-1]
+
+
+def makes(given: Tensor, output: Tensor) -> bool:
+    """Whether the model's output is what a layer gave, as it is or through a softmax or sigmoid."""
+    if output.ndim == 0 or not output.numel() or not output.is_floating_point():
+        return False  # such as a loss or a prediction beside the logits
+    digits = torch.finfo(output.dtype).eps
+    output = output[: len(given)].double()
+    given = given.double()
+    if given.numel() != output.numel():
+        return positions(given, output) is not None
+    given = given.reshape(output.shape)
+    if output.shape[2:].numel() == 1:  # classes last, where a softmax acts
+        given, output = (part.reshape(len(part), -1) for part in (given, output))
+    links = LINKS if output.shape[-1] > 1 else LINKS_OF_ONE
+    return _close(given, output) or any(_close(link(given), output, digits) for link in links)
+
+
+def _close(found: Tensor, output: Tensor, digits: float = 0.0) -> bool:
+    """NaN is as good as NaN: what it means for a fit is for `survey` to say, row by row."""
+    return torch.allclose(found, output, rtol=max(1e-5, digits), atol=1e-6, equal_nan=True)
+
+
+def positions(given: Tensor, output: Tensor) -> Tensor | None:
+    """Which of the positions (n, t, k) a layer worked at the model kept as its output (n, k).
+
+    Language models score every token and return the scores of one; None when they do not.
+    """
+    if output.ndim == 1:
+        output = output[:, None]  # one logit a row
+    if given.ndim != 3 or output.ndim != 2 or given.shape[::2] != output.shape:
+        return None
+    same = (given == output[:, None].to(given.dtype)).all(2)  # (n, t)
+    return same.int().argmax(1) if bool(same.any(1).all()) else None
+
+
+def _none_makes(
+    head: str | None, output: list[Tensor], found: dict[str, Tensor], makers: list[str]
+) -> str:
+    shapes = ", ".join(str(tuple(part.shape)) for part in output) or "no tensor"
+    if head is not None and makers:
+        return f"the output of {head!r} is not the model's output: that is {makers[-1]!r}"
+    shown = [f"{path} {tuple(given.shape[1:])}" for path, given in found.items()][-SHOWN:]
+    what = "no linear layer makes" if head is None else f"{head!r} does not make"
+    return (
+        f"{what} the model's output ({shapes}): pass head=, the path of the layer whose output is "
+        "the logits, or calibrate nn.Sequential(model, nn.Identity()) with head='1'; the last "
+        f"layers called, with what they give a row: {', '.join(shown) or 'none'}"
+    )

@@ -1,0 +1,255 @@
+"""The last layer as a calibrator sees it: rows of features in, rows of two or more logits out.
+
+Networks differ in what that layer takes and gives: (n, d), a token each (n, t, d), an image of
+1 x 1 pixels (n, d, 1, 1), one logit for two classes. This is the one file that knows. A layer put
+into a model keeps its own shapes and its own names in the `state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core.batch import Head, wide
+from featcal.core.binary import one_logit, two_classes
+from featcal.core.errors import InputError
+
+if TYPE_CHECKING:
+    from featcal.core.calibrator import Calibrator
+
+CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Nothing in eval mode, where fits run; a subclass may drop units there too, and is none of these.
+INERT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def is_pointwise_conv(layer: object) -> bool:
+    """Whether a layer is a linear map of the channels of every pixel: a 1 x 1 convolution."""
+    if not isinstance(layer, CONV) or layer.groups != 1:
+        return False
+    padded = not isinstance(layer.padding, str) and any(layer.padding)
+    return set(layer.kernel_size) == set(layer.stride) == {1} and not padded
+
+
+def channels(layer: object, features: Tensor) -> int | None:
+    """The axis a layer works along, every other position for itself; None for whole samples.
+
+    It is counted from the last one, because layers also take one sample without a batch axis.
+    """
+    if isinstance(layer, CalibratedHead):
+        layer = layer.get_submodule(layer.inner)
+    if type(layer) is nn.Sequential:
+        axes = {channels(part, features) for part in layer if type(part) not in INERT}
+        return axes.pop() if len(axes) == 1 else None
+    if isinstance(layer, nn.Identity):
+        return None if features.ndim == 1 else -1  # (n,) are the single logits of n samples
+    if is_pointwise_conv(layer):
+        assert isinstance(layer, CONV)
+        return -1 - len(layer.kernel_size)
+    return -1 if isinstance(layer, nn.Linear) else None
+
+
+def as_head(layer: Head | None, sample: torch.Size | None = None) -> Head | None:
+    """A head of rows, (n, d) -> (n, k) with k of at least 2, made of any last layer.
+
+    Args:
+        layer: the layer, or any function of features; None stays None.
+        sample: the shape of one sample's features where the layer takes more than (n, d).
+    """
+    if layer is None or isinstance(layer, RowHead):
+        return layer
+    linear = linear_view(layer)
+    return RowHead(layer, sample) if linear is None else linear
+
+
+def linear_view(layer: object) -> nn.Linear | None:
+    """The plain `nn.Linear` that does what this layer does; None when it is no linear layer.
+
+    It has the layer's weights, in float32 or wider. Dropout before the last layer is common, and
+    does nothing in eval mode. A layer with hooks, or of a class of its own, may compute anything.
+    """
+    if type(layer) is nn.Sequential and not _altered(layer):
+        parts = [part for part in layer if type(part) not in INERT or _altered(part)]
+        return linear_view(parts[0]) if len(parts) == 1 else None
+    if not (type(layer) is nn.Linear or (type(layer) in CONV and is_pointwise_conv(layer))):
+        return None
+    assert isinstance(layer, (nn.Linear, *CONV))
+    if _altered(layer):
+        return None
+    if type(layer) is nn.Linear and layer.out_features > 1 and layer.weight.dtype.itemsize >= 4:
+        return layer
+    bias = None if layer.bias is None else wide(layer.bias)
+    return _linear(wide(layer.weight).flatten(1), bias)
+
+
+def _altered(layer: nn.Module) -> bool:
+    """Whether something of the layer's own comes between its class and what it computes."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks) or "forward" in vars(layer)
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An `nn.Linear` of these weights, with a row of zeros for class 0 where there is one row."""
+    if len(weight) == 1:
+        weight = torch.cat([torch.zeros_like(weight), weight])
+        bias = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
+    # On the meta device no weights are drawn, so that the random state stays as it was.
+    made = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return made.eval()
+
+
+def rows_of(layer: object, features: Tensor) -> Tensor:
+    """What enters or leaves a layer, as rows (m, d): a row a position, or a row a sample."""
+    axis = channels(layer, features)
+    if axis is None:
+        return features.flatten(1) if features.ndim > 1 else features[:, None]
+    return features.movedim(axis, -1).reshape(-1, features.shape[axis])
+
+
+def head_logits(features: Tensor, head: Head) -> Tensor:
+    """What a head makes of rows, in float32 or wider, and with two columns at least."""
+    return two_classes(wide(head(features)))
+
+
+def sample_shape(layer: object, features: Tensor) -> torch.Size | None:
+    """The shape a layer wants of each row; None when it takes rows as they are."""
+    axis = channels(layer, features)
+    if axis is None:
+        return None if features.ndim == 2 else features.shape[1:]
+    return None if axis == -1 else torch.Size((features.shape[axis], *[1] * (-1 - axis)))
+
+
+def logits_of(layer: Head, rows: Tensor, sample: torch.Size | None) -> Tensor:
+    """What a layer gives for rows (m, d), each of which is a sample of that shape."""
+    return layer(rows if sample is None else rows.reshape(-1, *sample))
+
+
+def logit_rows(given: Tensor) -> Tensor:
+    """What a layer gave for samples, as rows (n, k) with k of at least 2."""
+    check_one_row(given)
+    return two_classes(given if given.ndim < 3 else given.flatten(1))
+
+
+def check_one_row(given: Tensor) -> None:
+    """Refuses what is more than a row of logits a sample, such as (n, t, k): which are classes?"""
+    sizes = tuple(given.shape[1:])
+    if len(sizes) > 1 and sum(size != 1 for size in sizes) > 1:
+        raise InputError(
+            f"the last layer gives values of shape {sizes} for a sample: name a layer that gives "
+            "one logit a class with head="
+        )
+
+
+@final
+class RowHead(nn.Module):
+    """Any layer or function as a head of rows; as a module, its device and mode are known."""
+
+    def __init__(self, layer: Head, sample: torch.Size | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.sample = sample
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits (m, k) of rows (m, d)."""
+        weights = self.parameters()  # features come in float32, a layer may want fewer digits
+        dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), rows.dtype)
+        return logit_rows(logits_of(self.layer, rows.to(dtype), self.sample))
+
+
+class Wrapper(nn.Module):
+    """Stands in for a layer of a model: the layer's names in the `state_dict` stay its own.
+
+    Attributes the wrapper lacks are the layer's, so that `model.fc.in_features` still answers.
+    """
+
+    inner = "head"  # the name of the child that is the layer
+
+    def __init__(self, layer: nn.Module, calibrator: Calibrator) -> None:
+        super().__init__()
+        self.add_module(self.inner, layer)
+        self.calibrator = calibrator
+        self.training = layer.training
+        self._register_state_dict_hook(_own_names)  # type: ignore[no-untyped-call]
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the layer has
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            layer = self.__dict__.get("_modules", {}).get(self.inner)
+            if layer is None or name.startswith("__"):
+                raise
+            return getattr(layer, name)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        *args: Any,  # noqa: ANN401
+    ) -> None:
+        """Takes the names of the model without a calibrator as well, and then keeps its own."""
+        for key in self._modules[self.inner].state_dict():  # type: ignore[union-attr]
+            if prefix + key in state_dict:
+                state_dict[f"{prefix}{self.inner}.{key}"] = state_dict.pop(prefix + key)
+        kept = {f"{prefix}calibrator.{k}": v for k, v in self.calibrator.state_dict().items()}
+        if not any(key.startswith(f"{prefix}calibrator.") for key in state_dict):
+            state_dict.update(kept)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _fqn_modifiers(self) -> dict[str, str]:
+        """Tells torch's distributed checkpoints which names lack the name of the layer's place."""
+        layer = self.get_submodule(self.inner)
+        return {key.partition(".")[0]: self.inner for key in layer.state_dict()}
+
+
+def _own_names(wrapper: Wrapper, state: dict[str, Any], prefix: str, _: Mapping[str, Any]) -> None:
+    """Takes the wrapper's own name out of the names of the layer's tensors, in their order."""
+    within = f"{prefix}{wrapper.inner}."
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[prefix + key.removeprefix(within) if key.startswith(within) else key] = state.pop(key)
+
+
+@final
+class CalibratedHead(Wrapper):
+    """features -> calibrated logits; takes the place of a classifier's last layer.
+
+    It takes and gives what the layer does: (n, d) to (n, k), or a row a token, or a 1 x 1 image; a
+    layer with one logit gives one calibrated logit.
+    """
+
+    def __init__(self, head: nn.Module | None, calibrator: Calibrator) -> None:
+        if head is None and calibrator.needs_features:
+            raise InputError(
+                f"{calibrator!r} works on features: pass the classifier's last layer to wrap()"
+            )
+        super().__init__(nn.Identity() if head is None else head, calibrator)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Calibrated logits of what enters the layer, in the shape in which it gives its own."""
+        layer = self.get_submodule(self.inner)
+        if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
+            return self.calibrator(features, layer)  # type: ignore[no-any-return]
+        sample = sample_shape(layer, features)
+        given: list[torch.Size] = []
+
+        def head(rows: Tensor) -> Tensor:
+            own = logits_of(layer, rows, sample)
+            given.append(own.shape[1:])
+            return logit_rows(own)
+
+        logits = self.calibrator(rows_of(layer, features), head)
+        if given[-1].numel() == 1:
+            logits = one_logit(logits)
+        return _restored(logits, layer, features, given[-1])
+
+
+def _restored(logits: Tensor, layer: nn.Module, features: Tensor, given: torch.Size) -> Tensor:
+    """Logits (m, k) in the shape in which the layer gives its own."""
+    axis = channels(layer, features)
+    if axis is None:
+        return logits.reshape(-1, *given)
+    positions = features.movedim(axis, -1).shape[:-1]
+    return logits.reshape(*positions, logits.shape[1]).movedim(-1, axis)

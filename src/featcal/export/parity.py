@@ -1,0 +1,179 @@
+"""Whether an exported file computes what the model computes, row by row.
+
+Some calibrators are maps with steps (`jumps`): a row at an edge of one changes by a whole step with
+the last digit of its features, and two runtimes never agree on last digits. Such a row is forgiven
+where the model itself gives the file's answer once its head's input is moved by as much as
+rounding moves it; it is counted apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core.errors import InputError
+from featcal.core.fitting import plain
+from featcal.core.head import CalibratedHead
+from featcal.export.capture import chances, check_classified, logits_in
+from featcal.export.inputs import Inputs
+
+TOLERANCE = 1e-4
+ROUNDINGS = 8 * (3e-8, 1e-7, 3e-7, 3e-6)  # moves of the features, in parts of a row's largest
+
+Runner = Callable[[Inputs], Tensor]  # the exported file's logits
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far the logits of an exported file are from the model's.
+
+    Attributes:
+        rows: how many were compared.
+        max_difference: of two logits; rows at an edge are left out.
+        max_probability_difference: of the probabilities they stand for; likewise.
+        predictions_changed: rows with another prediction, those at an edge included.
+        tolerance: the largest difference allowed; of logits beyond 1, and beside a top logit beyond
+            1, in parts of them, as float32 rounds them.
+        rows_beyond: rows that differ by more.
+        rows_at_edges: rows at an edge of the calibrator, where rounding decides on the side.
+    """
+
+    rows: int
+    max_difference: float
+    max_probability_difference: float
+    predictions_changed: int
+    tolerance: float
+    rows_beyond: int = 0
+    rows_at_edges: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Whether the file may stand for the model."""
+        return self.rows_beyond == 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures; `holds` among them."""
+        return plain({**asdict(self), "holds": self.holds})  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        """The figures in words.
+
+        >>> print(Parity(512, 3.1e-7, 1e-8, 0, 1e-4))
+        512 rows in ONNX Runtime: logits differ by at most 3.1e-07, no prediction changed
+        """
+        changed = _counted(self.predictions_changed, "prediction")
+        edges = f"; {_counted(self.rows_at_edges, 'row')} at an edge left out"
+        return (
+            f"{_counted(self.rows, 'row')} in ONNX Runtime: logits differ by at most "
+            f"{self.max_difference:.2g}, {changed} changed{edges if self.rows_at_edges else ''}"
+        )
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number or 'no'} {thing}{'' if number < 2 else 's'}"
+
+
+def compare(
+    model: nn.Module, runner: Runner, batches: Iterable[Inputs], tolerance: float
+) -> Parity:
+    """Runs both on every batch; the model is in eval mode already."""
+    ours, theirs, edges = [], [], []
+    for batch in batches:
+        own, other = _rows(logits_in(batch.call(model))), _rows(runner(batch))
+        if own.shape != other.shape:
+            raise InputError(
+                f"the exported file gives logits of shape {tuple(other.shape)} where the model "
+                f"gives {tuple(own.shape)}"
+            )
+        if bool(own.isnan().any()):
+            raise InputError("the model gives NaN for these rows: there is nothing to compare")
+        far = _far(own, other, tolerance)
+        edges.append(_on_edges(model, batch, other, far, tolerance) if bool(far.any()) else far)
+        ours.append(own)
+        theirs.append(other)
+    return _summed(torch.cat(ours), torch.cat(theirs), torch.cat(edges), tolerance)
+
+
+def _summed(ours: Tensor, theirs: Tensor, edge: Tensor, tolerance: float) -> Parity:
+    changed = int((_predicted(ours) != _predicted(theirs)).sum())
+    rows, at_edges = len(ours), int(edge.sum())
+    ours, theirs = ours[~edge], theirs[~edge]
+    return Parity(
+        rows=rows,
+        max_difference=_largest(_apart(ours, theirs)),
+        max_probability_difference=_largest(_apart(chances(ours), chances(theirs))),
+        predictions_changed=changed,
+        tolerance=tolerance,
+        rows_beyond=int(_far(ours, theirs, tolerance).sum()),
+        rows_at_edges=at_edges,
+    )
+
+
+def _rows(logits: Tensor) -> Tensor:
+    """(n, k) float64 of logits as the model gives them; k = 1 for a single logit."""
+    check_classified(logits)
+    return logits.detach().double().reshape(len(logits), -1)
+
+
+def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
+    """Distances (n, k): 0 where both are the same infinity, infinite where either alone is NaN."""
+    distance = torch.where(ours == theirs, 0, (ours - theirs).abs())
+    return distance.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.max()) if values.numel() else 0.0
+
+
+def _far(ours: Tensor, theirs: Tensor, tolerance: float) -> Tensor:
+    """Rows (n,) that differ by more than the tolerance."""
+    # Not of the largest size in the row: a class masked by -1e9 would excuse all the others.
+    sizes = torch.maximum(ours.abs(), ours.amax(1, keepdim=True).abs())
+    sizes = torch.where(sizes.isfinite(), sizes, 1).clamp(min=1)
+    return (_apart(ours, theirs) > tolerance * sizes).any(1)
+
+
+def _predicted(logits: Tensor) -> Tensor:
+    return logits[:, 0] > 0 if logits.shape[1] == 1 else logits.argmax(1)
+
+
+def _on_edges(
+    model: nn.Module, batch: Inputs, other: Tensor, far: Tensor, tolerance: float
+) -> Tensor:
+    """The far rows whose other answer the model gives too, its features moved by rounding: (n,)."""
+    heads = [part for part in model.modules() if isinstance(part, CalibratedHead)]
+    if not any(step.jumps for head in heads for step in head.calibrator.steps_in_order()):
+        return torch.zeros_like(far)
+    asked = far if batch.rows else torch.ones_like(far)  # a network may be dear
+    batch, other, near = batch.at(asked), other[asked], torch.zeros_like(far[asked])
+    for draw, size in enumerate(ROUNDINGS):
+        with _moved(heads, size, seed=draw):
+            near |= ~_far(_rows(logits_in(batch.call(model))), other, tolerance)
+    found = far.clone()
+    found[asked] &= near
+    return found
+
+
+@contextmanager
+def _moved(heads: list[CalibratedHead], size: float, seed: int) -> Iterator[None]:
+    """Moves the input of every calibrated head by a part of each row's largest value."""
+
+    def move(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        features, *rest = args
+        generator = torch.Generator().manual_seed(seed)
+        signs = torch.randint(2, features.shape, generator=generator) * 2 - 1
+        largest = features.abs().reshape(len(features), -1).amax(1)
+        steps = size * largest.view(-1, *[1] * (features.ndim - 1))
+        return (features + steps * signs.to(features), *rest)
+
+    hooks = [head.register_forward_pre_hook(move) for head in heads]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
