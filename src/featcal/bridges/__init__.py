@@ -1,0 +1,1 @@
+"""featcal inside other libraries: one module each, imported only by those who use that library."""

@@ -1,0 +1,211 @@
+"""Numbers and pictures in an experiment log, by what a logger can do and not by its type.
+
+No logging library is imported: TensorBoard, mlflow, wandb, the loggers of Lightning, a dict and a
+function are told apart by their methods.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from featcal.core.errors import InputError
+from featcal.core.fitting import FitReport
+from featcal.metrics import Bins
+from featcal.report import drawing
+from featcal.report.diagram import ReliabilityDiagram
+from featcal.report.rows import Comparison, Row
+from featcal.report.scores import Scores
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Found = Scores | Row | Comparison | FitReport | Mapping[str, float]
+Part = tuple[str, Mapping[str, float], Bins | None]  # its name, its numbers, what can be drawn
+Draw = Callable[[str, "Figure", int | None], object]
+
+PICTURE = "reliability"
+TAKEN = (
+    "add_scalar (TensorBoard's SummaryWriter), log_metrics (mlflow itself, inside a run, and the "
+    "loggers of Lightning), log and define_metric (a wandb run); or pass a dict, or a function of "
+    "(numbers, step)"
+)
+
+
+def log(
+    logger: Any,  # noqa: ANN401 - by what it can do
+    found: Found,
+    *,
+    step: int | None = None,
+    prefix: str = "calibration",
+) -> dict[str, float]:
+    """Sends numbers to a logger, and the reliability diagram where it takes pictures.
+
+    Names are `calibration/ece` and so on; those of a comparison have the recipe between, as in
+    `calibration/clip_temperature/ece`, and those of a report say that they come from the rows of
+    the fit, `calibration/fit_nll_after`. What is not finite, such as the AUROC of a model without
+    a mistake, is left out. Pictures need matplotlib and are left out without it.
+
+    Args:
+        logger: a TensorBoard SummaryWriter, `mlflow`, a wandb run, a logger of Lightning, a
+            dict, or a function that is called with the numbers and the step.
+        found: what `evaluate` or `compare` gave, a row of it, the report of a fit, or a mapping.
+        step: of the training, as loggers count.
+        prefix: in front of every name; "" for none.
+
+    Returns:
+        What was sent, by name.
+
+    >>> seen = {}
+    >>> log(seen, {"ece": 0.25})
+    {'calibration/ece': 0.25}
+    """
+    parts = [(_under(prefix, name), numbers, bins) for name, numbers, bins in _parts(found)]
+    sent = {
+        _under(name, key): number
+        for name, numbers, _ in parts
+        for key, value in numbers.items()
+        if math.isfinite(number := _number(key, value))
+    }
+    _send(logger, sent, step)
+    draw = _drawer(logger)
+    if draw is not None and importlib.util.find_spec("matplotlib") is not None:
+        for name, _, bins in parts:
+            if bins is not None:
+                draw(_under(name, PICTURE), _figure(bins), step)
+    return sent
+
+
+def _under(prefix: str, name: str) -> str:
+    return f"{prefix}/{name}" if prefix and name else prefix or name
+
+
+def _number(key: str, value: object) -> float:
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{key} is {value!r}: a logger takes numbers") from error
+
+
+def _parts(found: Found) -> Iterator[Part]:
+    match found:
+        case Scores():
+            yield "", found.metrics, found.bins
+        case Row():
+            yield "", found.scores.metrics, found.scores.bins
+        case Comparison():
+            for row in found:
+                yield _plain(row.recipe), row.scores.metrics, row.scores.bins
+        case FitReport():
+            yield "", _of_report(found), None
+        case Mapping():
+            yield "", found, None
+        case _:
+            raise InputError(
+                f"found is a {type(found).__name__}: pass what evaluate() or compare() gave, "
+                "calibrator.report, or a dict of numbers"
+            )
+
+
+def _plain(recipe: str) -> str:
+    """A recipe in letters that every logger takes.
+
+    >>> _plain("clip(min_accuracy=0.99) | temperature")
+    'clip_min_accuracy_0.99_temperature'
+    """
+    return re.sub(r"[^\w.-]+", "_", recipe).strip("_")
+
+
+def _of_report(report: FitReport) -> dict[str, float]:
+    fitted = {
+        f"{step.name}/{key}": value
+        for step in report.steps
+        for key, value in step.values.items()
+        if isinstance(value, (int, float))
+    }
+    return {
+        "fit_rows": report.rows,
+        f"fit_{report.loss}_before": report.loss_before,
+        f"fit_{report.loss}_after": report.loss_after,
+        **fitted,
+    }
+
+
+def _has(logger: object, *methods: str) -> bool:
+    return all(callable(getattr(logger, method, None)) for method in methods)
+
+
+def _send(logger: Any, numbers: dict[str, float], step: int | None) -> None:  # noqa: ANN401
+    if isinstance(logger, MutableMapping):
+        logger.update(numbers)
+    elif _has(logger, "add_scalar"):
+        for name, value in numbers.items():
+            logger.add_scalar(name, value, step)
+    elif _has(logger, "log_metrics"):
+        logger.log_metrics(numbers, step=step)
+    elif _has(logger, "log", "define_metric"):
+        logger.log(numbers, step=step)
+    elif callable(logger) and not isinstance(logger, nn.Module):
+        logger(numbers, step)
+    else:
+        raise InputError(
+            f"logger is a {type(logger).__name__}, without any of the methods looked for: {TAKEN}"
+        )
+
+
+def _drawer(logger: Any) -> Draw | None:  # noqa: ANN401
+    """How a logger takes a figure under a name; None when it takes none."""
+    if _has(logger, "add_figure"):
+        return lambda name, figure, step: logger.add_figure(name, figure, step)
+    if _has(logger, "log", "define_metric"):
+        image = _home(logger).Image
+        return lambda name, figure, step: logger.log({name: image(_pixels(figure))}, step=step)
+    if _has(logger, "log_metrics", "log_figure"):
+        if "artifact_file" not in inspect.signature(logger.log_figure).parameters:
+            return None  # a namesake of mlflow's
+        return lambda name, figure, step: logger.log_figure(figure, _file(name, step))
+    return _drawer_of_lightning(logger) if hasattr(logger, "experiment") else None
+
+
+def _drawer_of_lightning(logger: Any) -> Draw | None:  # noqa: ANN401
+    """Lightning's loggers know numbers alone: figures go to what they log to."""
+    if _has(logger, "log_image"):  # of wandb, whose own step runs ahead of the trainer's
+        return lambda name, figure, step: logger.log_image(name, [_pixels(figure)], step)
+    if hasattr(logger, "run_id") and _has(logger.experiment, "log_figure"):
+        client, run = logger.experiment, logger.run_id
+        return lambda name, figure, step: client.log_figure(run, figure, _file(name, step))
+    return _drawer(logger.experiment)
+
+
+def _home(logger: object) -> Any:  # noqa: ANN401
+    """The package a wandb run comes from, which has been imported by whoever made the run."""
+    if inspect.ismodule(logger):
+        return logger
+    return sys.modules[type(logger).__module__.partition(".")[0]]
+
+
+def _file(name: str, step: int | None) -> str:
+    return f"{name}.png" if step is None else f"{name}-{step}.png"
+
+
+def _figure(bins: Bins) -> Figure:
+    with drawing.own_style():
+        return drawing.figure([ReliabilityDiagram(bins)])[0]
+
+
+def _pixels(figure: Figure) -> NDArray[np.uint8]:
+    """The picture itself, for wandb, which takes figures of pyplot alone."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())

@@ -1,0 +1,422 @@
+"""The torchmetrics class beside `featcal.metrics` on all rows, and beside torchmetrics' own."""
+
+import json
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from featcal import InputError, ReliabilityDiagram, metrics
+
+torchmetrics = pytest.importorskip("torchmetrics", reason="torchmetrics is not installed")
+from featcal.bridges.torchmetrics import METRICS, CalibrationMetric  # noqa: E402
+
+K = 5
+ROWS = {"adaptive_ece", "debiased_ce", "smooth_ece", "ks_error", "auroc", "aurc", "e_aurc"}
+every_metric = pytest.mark.parametrize("name", METRICS)
+
+
+@pytest.fixture(scope="module")
+def made_rows():
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(700, K, generator=draw) * 2
+    labels = (logits / 3 + torch.randn(700, K, generator=draw)).argmax(1)
+    return SimpleNamespace(logits=logits, probs=logits.softmax(1), labels=labels)
+
+
+def metric_of(name, **arguments):
+    return CalibrationMetric(name, num_classes=K, **arguments)
+
+
+def fed(metric, values, labels, cuts=(0, 1, 200, 200, 700)):
+    """The metric after batches of 1, 199, 0 and 500 rows."""
+    for start, end in pairwise(cuts):
+        metric.update(values[start:end], labels[start:end])
+    return metric
+
+
+def expected(name, **given):
+    """The function of `featcal.metrics` on all rows; two are fields of a summary alone."""
+    if name in ("confidence", "overconfidence"):
+        found = metrics.Bins.of(**given)
+        accuracy = float(found.correct.sum()) / found.n
+        return found.overconfidence + (accuracy if name == "confidence" else 0)
+    return getattr(metrics, name)(**given)
+
+
+# --- values ----------------------------------------------------------------------------------
+
+
+@every_metric
+def test_batches_give_what_all_rows_give_at_once(name, made_rows):
+    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
+    value = metric.compute()
+    assert value.shape == ()
+    assert value.dtype == torch.float64
+    whole = expected(name, probs=made_rows.probs, labels=made_rows.labels)
+    assert float(value) == pytest.approx(whole, rel=1e-12)
+
+
+@every_metric
+def test_logits_are_read_as_such_when_said_so(name, made_rows):
+    metric = fed(metric_of(name, kind="logits"), made_rows.logits, made_rows.labels)
+    whole = expected(name, logits=made_rows.logits, labels=made_rows.labels)
+    assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ece", "mce", "classwise_ece", "adaptive_ece", "debiased_ce"])
+def test_the_number_of_bins_counts(name, made_rows):
+    metric = fed(metric_of(name, bins=7), made_rows.probs, made_rows.labels)
+    whole = getattr(metrics, name)(made_rows.probs, made_rows.labels, bins=7)
+    assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
+    assert whole != pytest.approx(getattr(metrics, name)(made_rows.probs, made_rows.labels))
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_a_single_logit_and_its_float_labels_are_two_classes(shape, made_rows):
+    z = made_rows.logits[:, 0] - made_rows.logits[:, 1]
+    labels = (made_rows.labels == 0).float()
+    metric = CalibrationMetric("ece", kind="logits")
+    metric.update(z.reshape(shape), labels.reshape(shape))
+    pair = torch.stack([torch.zeros_like(z), z], 1)
+    assert float(metric.compute()) == metrics.ece(logits=pair, labels=labels.long())
+
+
+def test_half_precision_predictions_are_summed_in_float64(made_rows):
+    metric = CalibrationMetric("ece")
+    rows = made_rows.probs.half().repeat(20, 1), made_rows.labels.repeat(20)
+    fed(metric, *rows, cuts=range(0, 14001, 100))
+    assert float(metric.compute()) == pytest.approx(metrics.ece(*rows), rel=1e-12)
+
+
+# --- beside torchmetrics' own ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ours", "norm"), [("ece", "l1"), ("mce", "max"), ("rms_ce", "l2")])
+@pytest.mark.parametrize("bins", [10, 15])
+def test_torchmetrics_own_class_gives_the_same_where_conventions_agree(ours, norm, bins, made_rows):
+    theirs = torchmetrics.classification.MulticlassCalibrationError(K, n_bins=bins, norm=norm)
+    theirs.update(made_rows.probs, made_rows.labels)
+    metric = fed(CalibrationMetric(ours, bins=bins), made_rows.probs, made_rows.labels)
+    assert float(metric.compute()) == pytest.approx(float(theirs.compute()), abs=1e-6)
+
+
+def test_a_confidence_of_exactly_one_is_in_the_last_bin_here_and_alone_there():
+    """Two sure rows, one wrong, and one at 0.97, right: one bin of three here, two bins there."""
+    probs = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.97, 0.03]])
+    labels = torch.tensor([0, 1, 0])
+    theirs = torchmetrics.classification.MulticlassCalibrationError(2, n_bins=10)
+    ours = CalibrationMetric("ece", bins=10)
+    assert float(ours(probs, labels)) == pytest.approx(abs(2.97 - 2) / 3)
+    assert float(theirs(probs, labels)) == pytest.approx((abs(2 - 1) + abs(0.97 - 1)) / 3)
+
+
+def test_logits_between_0_and_1_are_guessed_there_and_refused_here():
+    logits, labels = torch.tensor([[0.9, 0.1], [0.2, 0.4]]), torch.tensor([0, 0])
+    theirs = torchmetrics.classification.MulticlassCalibrationError(2)
+    assert float(theirs(logits, labels)) != pytest.approx(
+        metrics.ece(logits=logits, labels=labels), abs=0.1
+    )
+    with pytest.raises(InputError, match=r"sums to 0\.6, not 1 .*with kind='logits', else divide"):
+        CalibrationMetric("ece").update(logits, labels)
+    found = CalibrationMetric("ece", kind="logits")(logits, labels)
+    assert float(found) == metrics.ece(logits=logits, labels=labels)
+
+
+# --- torchmetrics' interface -----------------------------------------------------------------
+
+
+@every_metric
+def test_forward_gives_the_batch_and_keeps_the_whole(name, made_rows):
+    metric = metric_of(name)
+    first = metric(made_rows.probs[:300], made_rows.labels[:300])
+    second = metric(made_rows.probs[300:], made_rows.labels[300:])
+    part = expected(name, probs=made_rows.probs[:300], labels=made_rows.labels[:300])
+    assert float(first) == pytest.approx(part, rel=1e-12)
+    assert float(first) != float(second)
+    whole = expected(name, probs=made_rows.probs, labels=made_rows.labels)
+    assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
+    assert metric.update_count == 2
+
+
+@every_metric
+def test_reset_clone_and_pickle(name, made_rows):
+    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
+    twin, copy = metric.clone(), pickle.loads(pickle.dumps(metric))
+    value = metric.compute()
+    metric.reset()
+    assert not metric.update_called
+    for other in (twin, copy):
+        assert other is not metric
+        assert torch.equal(other.compute(), value)
+    metric.update(made_rows.probs, made_rows.labels)
+    assert float(metric.compute()) == pytest.approx(float(value), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ece", "nll", "classwise_ece", "smooth_ece"])
+def test_states_are_saved_when_asked_for(name, made_rows):
+    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
+    assert metric.state_dict() == {}
+    metric.persistent(True)
+    again = metric_of(name)
+    again.persistent(True)
+    again.load_state_dict(metric.state_dict())
+    again.update(made_rows.probs[:50], made_rows.labels[:50])
+    metric.update(made_rows.probs[:50], made_rows.labels[:50])
+    assert torch.equal(again.compute(), metric.compute())
+
+
+def test_a_collection_shares_the_states_of_metrics_that_keep_the_same(made_rows):
+    names = ["ece", "mce", "nll", "brier", "auroc", "adaptive_ece"]
+    collection = torchmetrics.MetricCollection({name: metric_of(name) for name in names})
+    collection.update(made_rows.probs[:400], made_rows.labels[:400])
+    collection.update(made_rows.probs[400:], made_rows.labels[400:])
+    assert len(collection.compute_groups) == 3
+    for name, value in collection.compute().items():
+        assert float(value) == pytest.approx(
+            getattr(metrics, name)(made_rows.probs, made_rows.labels), rel=1e-12
+        )
+    collection.reset()
+    collection(preds=made_rows.probs, target=made_rows.labels)
+
+
+def test_metrics_can_be_added_and_merged(made_rows):
+    total = CalibrationMetric("nll") + CalibrationMetric("brier")
+    total.update(made_rows.probs, made_rows.labels)
+    nll, brier = (f(made_rows.probs, made_rows.labels) for f in (metrics.nll, metrics.brier))
+    assert float(total.compute()) == pytest.approx(nll + brier, rel=1e-12)
+    for name in ("ece", "aurc"):
+        left, right = metric_of(name), metric_of(name)
+        left.update(made_rows.probs[:100], made_rows.labels[:100])
+        right.update(made_rows.probs[100:], made_rows.labels[100:])
+        left.merge_state(right)
+        whole = getattr(metrics, name)(made_rows.probs, made_rows.labels)
+        assert float(left.compute()) == pytest.approx(whole, rel=1e-12)
+
+
+def test_what_a_metric_says_of_itself():
+    said = {name: metric_of(name).higher_is_better for name in METRICS}
+    assert [name for name, higher in said.items() if higher] == ["accuracy", "auroc"]
+    unranked = [name for name, higher in said.items() if higher is None]
+    assert unranked == ["overconfidence", "confidence"]
+    metric = CalibrationMetric()
+    assert metric.metric == "ece"
+    assert metric.is_differentiable is False
+    assert metric.full_state_update is False
+    tracker = torchmetrics.wrappers.MetricTracker(metric, maximize=metric.higher_is_better)
+    assert tracker.maximize is False
+
+
+@every_metric
+def test_only_metrics_that_rank_rows_keep_rows(name, made_rows):
+    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
+    lists = [key for key, state in metric.metric_state.items() if isinstance(state, list)]
+    assert bool(lists) == (name in ROWS)
+
+
+# --- types and devices -----------------------------------------------------------------------
+
+CASTS = {
+    "half": lambda module: module.half(),
+    "float": lambda module: module.float(),
+    "to bfloat16": lambda module: module.to(torch.bfloat16),
+    "to half": lambda module: module.to(device="cpu", dtype=torch.half),
+    "type": lambda module: module.type(torch.float16),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("name", ["ece", "nll", "classwise_ece", "adaptive_ece"])
+def test_casting_the_model_around_it_leaves_the_sums_as_they_are(name, cast, made_rows):
+    model = nn.Module()
+    model.layer, model.metric = nn.Linear(2, 2), metric_of(name)
+    fed(model.metric, made_rows.probs, made_rows.labels)
+    CASTS[cast](model)
+    if cast != "float":
+        assert model.layer.weight.dtype in (torch.half, torch.bfloat16)
+    whole = getattr(metrics, name)(made_rows.probs, made_rows.labels)
+    assert float(model.metric.compute()) == pytest.approx(whole, rel=1e-12)
+    model.metric.reset()
+    fed(model.metric, made_rows.probs, made_rows.labels)
+    assert float(model.metric.compute()) == pytest.approx(whole, rel=1e-12)
+
+
+def test_set_dtype_leaves_the_sums_as_they_are(made_rows):
+    for name in ("ece", "auroc"):
+        metric = fed(metric_of(name), made_rows.probs, made_rows.labels).set_dtype(torch.half)
+        whole = getattr(metrics, name)(made_rows.probs, made_rows.labels)
+        assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
+
+
+def test_states_follow_the_metric_to_its_device():
+    """The meta device stands in for any other."""
+    metric = CalibrationMetric("ece").to("meta")
+    assert metric.device.type == metric.count.device.type == "meta"
+    assert metric.count.dtype == torch.float64
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["ece", "nll", "classwise_ece", "smooth_ece"])
+def test_a_metric_on_a_gpu(name, made_rows):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    metric = metric_of(name).to("cuda")
+    fed(metric, made_rows.probs.cuda(), made_rows.labels.cuda())
+    value = metric.compute()
+    assert value.is_cuda
+    assert float(value) == pytest.approx(expected(name, **rows(made_rows)), rel=1e-6)
+
+
+def rows(made_rows):
+    return {"probs": made_rows.probs, "labels": made_rows.labels}
+
+
+# --- pictures --------------------------------------------------------------------------------
+
+
+def test_plot_is_the_reliability_diagram(made_rows):
+    pytest.importorskip("matplotlib")
+    metric = fed(CalibrationMetric("mce", bins=10), made_rows.probs, made_rows.labels)
+    diagram = metric.diagram("before")
+    assert diagram.title == "before"
+    whole = ReliabilityDiagram.of(made_rows.probs, made_rows.labels, bins=10)
+    torch.testing.assert_close(diagram.gap, whole.gap, rtol=1e-9, atol=0, equal_nan=True)
+    figure, ax = metric.plot()
+    assert ax in figure.axes
+    assert ax.get_ylabel() == "accuracy"
+    mine = figure.add_subplot()
+    assert metric.plot(ax=mine)[1] is mine
+
+
+def test_plot_of_values_is_torchmetrics_own(made_rows):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    metric = fed(CalibrationMetric("ece"), made_rows.probs, made_rows.labels)
+    _, ax = metric.plot([metric.compute(), metric.compute()])
+    assert ax.get_title() != "accuracy"
+    brier = fed(CalibrationMetric("brier"), made_rows.probs, made_rows.labels)
+    figure, _ = brier.plot()
+    assert len(figure.axes) == 1
+    pyplot.close("all")
+
+
+def test_a_metric_without_bins_has_no_diagram():
+    with pytest.raises(InputError, match=r"nll keeps no bins: take the diagram of 'ece'"):
+        CalibrationMetric("nll").diagram()
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "acc"}, r"metric is 'acc': choose ece, .* or e_aurc"),
+        ({"kind": "scores"}, r"kind is 'scores': choose probs or logits"),
+        ({"bins": 0}, r"bins is 0: give a whole number from 1 up"),
+        ({"metric": "classwise_ece"}, r"classwise_ece keeps bins for each class: pass num_classes"),
+        ({"metric": "classwise_ece", "num_classes": 1}, r"num_classes is 1: .* from 2 up"),
+    ],
+)
+def test_arguments_that_cannot_be_used(arguments, message):
+    with pytest.raises(InputError, match=message):
+        CalibrationMetric(**arguments)
+
+
+def test_predictions_that_cannot_be_used(made_rows):
+    metric = CalibrationMetric("ece")
+    with pytest.raises(InputError, match=r"outside 0..1: .*make the CalibrationMetric with kind="):
+        metric.update(made_rows.logits, made_rows.labels)
+    with pytest.raises(InputError, match=r"labels has 3 rows"):
+        metric.update(made_rows.probs, made_rows.labels[:3])
+    with pytest.raises(InputError, match=r"preds has 5 classes and num_classes is 4"):
+        CalibrationMetric("classwise_ece", num_classes=4).update(*rows(made_rows).values())
+    with pytest.raises(ValueError, match="Unexpected keyword"):
+        CalibrationMetric("ece", n_bins=10)
+
+
+@every_metric
+def test_no_rows_are_no_value(name, made_rows):
+    metric = metric_of(name)
+    metric.update(made_rows.probs[:0], made_rows.labels[:0])
+    with pytest.raises(InputError, match="there are no rows"):
+        metric.compute()
+
+
+def test_a_missing_torchmetrics_names_the_extra():
+    probe = (
+        "import sys; sys.modules['torchmetrics'] = None\n"
+        "import featcal\n"
+        "try: import featcal.bridges.torchmetrics\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60)
+    assert "pip install 'featcal[torchmetrics]'" in done.stdout, done.stderr
+
+
+# --- the documents ---------------------------------------------------------------------------
+
+
+def test_the_documents_run(made_rows, shown):
+    batches = [(made_rows.logits[a:b], made_rows.labels[a:b]) for a, b in ((0, 300), (300, 700))]
+    names = {"model": lambda logits: logits, "val_loader": batches}
+    for block in shown("torchmetrics"):
+        exec(block, names)
+    assert sorted(names["found"]) == ["auroc", "ece", "nll"]
+    whole = metrics.ece(logits=made_rows.logits, labels=made_rows.labels)
+    assert float(names["found"]["ece"]) == pytest.approx(whole, rel=1e-12)
+
+
+# --- two processes ---------------------------------------------------------------------------
+
+WORKER = """
+import json, os, sys
+import torch
+torch.set_num_threads(1)
+exec(open(sys.argv[2]).read())  # declares what torchvision asks for
+import torch.distributed as dist
+from featcal.bridges.torchmetrics import METRICS, CalibrationMetric
+
+folder = sys.argv[1]
+data = torch.load(f"{folder}/rows.pt", weights_only=True)
+rank = int(os.fork() == 0)
+dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+found = {}
+for layout in ("uneven", "one has no rows"):
+    cut = 200 if layout == "uneven" else 0
+    mine = slice(0, cut) if rank else slice(cut, None)
+    for name in METRICS:
+        metric = CalibrationMetric(name, num_classes=5)
+        if layout == "uneven" or rank == 0:
+            metric.update(data["probs"][mine], data["labels"][mine])
+        whole = float(metric.compute())
+        again = metric(data["probs"][:9], data["labels"][:9])  # goes on after the exchange
+        found[f"{layout} {name}"] = whole
+with open(f"{folder}/{rank}.json", "w") as file:
+    json.dump(found, file)
+dist.destroy_process_group()
+if rank == 0:
+    os.wait()
+"""
+
+
+def test_two_processes_give_the_value_of_one(made_rows, tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    torch.save(rows(made_rows), tmp_path / "rows.pt")
+    subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore:The ``compute`` method:UserWarning"),
+            *(tmp_path / "worker.py", tmp_path, __file__.replace("test_torchmetrics", "conftest")),
+        ],
+        check=True,
+        timeout=120,
+    )
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert found[0] == found[1]
+    assert len(found[0]) == 2 * len(METRICS)
+    for key, value in found[0].items():
+        assert value == pytest.approx(expected(key.split()[-1], **rows(made_rows)), rel=1e-9), key
