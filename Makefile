@@ -4,6 +4,7 @@
 #   make lint    ruff, mypy and import-linter alone
 #   make bench   our fits beside the published search and beside other libraries (installs them)
 #   make figures the README's numbers and pictures, from the demo pack
+#   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.txt
 
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: demo test lint bench figures reproduce coverage clean
+.PHONY: demo test lint bench figures examples reproduce coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -35,6 +36,10 @@ bench: $(BENCH)/.peers
 figures: $(VENV)/.demo
 	$(BIN)/python experiments/figures.py
 
+examples: $(VENV)/.examples
+	$(BIN)/python examples/imagenet_efficientnet.py
+	$(BIN)/python examples/text_intents.py
+
 reproduce: $(VENV)/.demo
 	$(BIN)/python experiments/reproduction.py
 
@@ -52,8 +57,15 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[report]'
 	touch $@
 
+# torchvision and timm come without their dependencies: torchvision has no build beside the CPU torch, and would bring
+# another; the tests need its Python alone.
 $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[dev]'
+	$(PIP) --no-deps torchvision timm
+	touch $@ $(VENV)/.demo
+
+$(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
+	$(PIP) --no-build-isolation -e '.[examples]'
 	touch $@ $(VENV)/.demo
 
 # The peers come without their dependencies, which would bring another torch: peers.txt names them.

@@ -6,12 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from model_packages import declare_boxes
 from torch import nn
 
 from featcal import Batch, demo_pack
 
 # Doctests are collected from every module, and three files called conftest are one module too many.
 collect_ignore_glob = ["conftest.py", "*/conftest.py"]
+
+declare_boxes()  # torchmetrics, transformers and others import torchvision wherever it is
 
 SHARED = Path(__file__).parents[1].parent / "shared"
 

@@ -101,12 +101,15 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     torch.manual_seed(0)
     model, x = Net(), torch.randn(300, 6)
     with torch.no_grad():
-        labels = (model(x) + torch.randn(300, 3)).argmax(1)
+        logits = model(x)
+        labels = (logits + torch.randn(300, 3)).argmax(1)
     probs = torch.rand(300, 3).softmax(1)
     names = {
         **{"model": model, "x": x, "val_loader": [(x, labels)], "labels": labels},
         **{"probs": probs, "logits": probs.log(), "probs_a": probs, "probs_b": probs},
         **{"labels_a": labels, "labels_b": labels, "featcal": featcal},
+        **{"val_logits": logits, "val_labels": labels, "test_logits": logits},
+        **{"p": probs[:, 1], "positive": labels == 1},
     }
     ran = 0
     for block in python_blocks("README.md"):
@@ -114,8 +117,9 @@ def test_the_readme_runs(tmp_path, monkeypatch):
             continue
         exec(compile(block, "README.md", "exec"), {**names})
         ran += 1
-    assert ran == 3
+    assert ran == 4
     assert (tmp_path / "cal.safetensors").is_file()
+    assert (tmp_path / "model.onnx").is_file()
 
 
 def test_the_method_of_the_guide_is_a_whole_method(tmp_path):

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("click", "lightning", "matplotlib", "mlflow", "onnx", "onnxruntime", "onnxscript", "pandas")
-EXTRAS += ("pyarrow", "rich", "scipy", "sklearn", "timm", "torchmetrics", "transformers", "wandb")
+EXTRAS = {
+    *("click", "lightning", "matplotlib", "mlflow", "onnx", "onnxruntime", "onnxscript", "pandas"),
+    *("pyarrow", "rich", "scipy", "sklearn", "timm", "torchmetrics", "transformers", "wandb"),
+}
 NEEDED = {"featcal", "numpy", "safetensors", "torch"}
 
 PROBE = """

@@ -10,13 +10,13 @@ from torch import nn
 
 from featcal.core.attach import attach, check_uncalibrated, divided
 from featcal.core.calibrator import Calibrator
+from featcal.core.call import run, watched
 from featcal.core.errors import InputError
-from featcal.core.find import run, watched
 from featcal.core.fitting import undisturbed
-from featcal.core.head import Wrapper
 from featcal.core.progress import shown
 from featcal.core.spec import parse
 from featcal.core.steps import Mode
+from featcal.core.wrapper import Wrapper
 from featcal.data.collect import Collector
 from featcal.data.loading import Unpack
 

@@ -39,10 +39,39 @@ def more():
     return {"model": net(), "loaders": loader(150, 1), "class_names": ["a", "b", "c"],
             "dataset": "made", "name": "tiny", "head": "4"}
 
+def inner():
+    return {"model": net(), "loaders": {"val": loader(150, 1)}, "layer": "2"}
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.fc = nn.EmbeddingBag(20, 8), nn.Linear(8, 3)
+
+    def forward(self, ids, weights):
+        return self.fc(self.words(ids, per_sample_weights=weights))
+
+def texts():
+    sizes = [5, 5, 5, 7, 5]  # of the tokens; a batch of 10 each
+    batches = [{"ids": torch.arange(10 * t).view(10, t) % 20, "weights": torch.ones(10, t),
+                "labels": torch.arange(10) % 3} for t in sizes]
+    torch.manual_seed(0)
+    model = Bag()
+    model.words.mode = "sum"
+    return model, batches
+
 def slow():
     model, loaders = build()
     model.register_forward_pre_hook(lambda *_: print("batch", flush=True) or time.sleep(0.2))
     return model, loaders
+
+def words():
+    model = nn.Sequential(nn.Embedding(9, 8), Mean(), nn.Linear(8, 3))
+    return {"model": model, "loaders": [(torch.arange(20).reshape(4, 5) % 9, torch.arange(4) % 3)],
+            "dynamic": {"input": {0: "batch", 1: "tokens"}}}
+
+class Mean(nn.Module):
+    def forward(self, x):
+        return x.mean(1)
 
 def nothing():
     return None
@@ -99,6 +128,8 @@ def test_mixed_precision_and_inner_layers(project):
     done("collect", "my_nets:build", "-o", "inner", "--layer", "2", "--shard-rows", "50")
     inner = Pack.open("inner")
     assert inner.manifest.meta == {"layer": "2"}
+    assert "has no linear head" in refused("fit", "inner", "clip", "-o", "cal.safetensors")
+    done("fit", "inner", "temperature", "-o", "cal.safetensors")
     assert len(inner.manifest.splits["val"]) == 3
 
 
@@ -182,6 +213,16 @@ def test_the_whole_network_runs_in_onnx_runtime(fitted):
     assert "exists" in refused("export", "my_nets:build", "cal.safetensors", "--onnx", "model.onnx")
 
 
+def test_the_function_may_say_which_sizes_are_free(fitted):
+    pytest.importorskip("onnxruntime")
+    done("collect", "my_nets:words", "-o", "words")
+    done("fit", "words", "temperature", "-o", "words.safetensors")
+    made = done(
+        "export", "my_nets:words", "words.safetensors", "--onnx", "words.onnx", "--json"
+    ).json
+    assert made["inputs"] == {"input": "int64[batch, tokens]"}
+
+
 def test_a_pack_gives_its_calibrated_last_layer(fitted):
     pytest.importorskip("onnxruntime")
     made = done(
@@ -192,6 +233,49 @@ def test_a_pack_gives_its_calibrated_last_layer(fitted):
     assert list(made["outputs"]) == ["logits", "probabilities"]
     assert made["parity"]["rows"] == 40
     assert made["parity"]["holds"] is True
+
+
+def test_as_many_rows_are_compared_as_were_asked_for(fitted):
+    pytest.importorskip("onnxruntime")
+    assert exported("my_nets:build", "--rows", "70")["parity"]["rows"] == 70
+    assert exported("my_nets:build", "--rows", "1")["parity"]["rows"] == 1
+    assert exported("my_nets:build", "--rows", "900")["parity"]["rows"] == 90
+    assert exported("pack", "--split", "val", "--rows", "120")["parity"]["rows"] == 120
+
+
+def exported(source, *options, calibrator="cal.safetensors"):
+    command = ("export", source, calibrator, "--onnx", "m.onnx", "--force", "--json")
+    return done(*command, *options).json
+
+
+def test_batches_are_joined_up_to_one_of_another_length(project):
+    pytest.importorskip("onnxruntime")
+    done("collect", "my_nets:texts", "-o", "pack")
+    done("fit", "pack", "temperature", "-o", "cal.safetensors")
+    found = exported("my_nets:texts")
+    assert found["parity"]["rows"] == 30
+    assert found["inputs"] == {"ids": "int64[batch, 5]", "weights": "float32[batch, 5]"}
+
+
+def test_a_pack_of_an_inner_layer_serves_calibrators_of_features_and_of_logits(fitted):
+    pytest.importorskip("onnxruntime")
+    done("collect", "my_nets:inner", "-o", "inner")
+    done("fit", "inner", "temperature", "-o", "late.safetensors")
+    assert exported("my_nets:inner", calibrator="late.safetensors")["parity"]["holds"]
+    import my_nets
+
+    found = attach(my_nets.net(), load("late.safetensors"), head="4").eval()
+    session = pytest.importorskip("onnxruntime").InferenceSession("m.onnx")
+    inputs = torch.randn(5, 3, 2, 2)
+    (logits,) = session.run(["logits"], {"input": inputs.numpy()})
+    np.testing.assert_allclose(logits, found(inputs).detach().numpy(), atol=1e-5)
+    early = exported("my_nets:inner", calibrator="cal.safetensors")  # clip acts at the layer
+    assert early["parity"]["holds"]
+
+
+def test_the_tolerance_may_be_chosen(fitted):
+    pytest.importorskip("onnxruntime")
+    assert exported("pack", "--tolerance", "0.5")["parity"]["tolerance"] == 0.5
 
 
 @pytest.mark.parametrize(

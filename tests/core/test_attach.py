@@ -88,7 +88,7 @@ def test_only_the_path_to_the_head_is_copied(net):
     assert found.body is net.body
     assert found.top["drop"] is net.top["drop"]
     assert isinstance(found.top["fc"], CalibratedHead)
-    assert found.top["fc"].head is net.top["fc"]
+    assert found.top["fc"].uncalibrated is net.top["fc"]
     assert {id(p) for p in found.parameters()} == {id(p) for p in net.parameters()}
     assert "top.fc.calibrator.temperature" in found.state_dict()
 
@@ -359,6 +359,50 @@ def test_without_a_report_or_a_linear_head_the_sizes_are_not_known(fitted):
     attach(nn.Sequential(nn.Linear(5, 9), nn.ReLU()), fitted["temperature"], head="1")
 
 
+class Aux(nn.Module):
+    """A head and an auxiliary one behind it, neither of them under a usual name."""
+
+    def __init__(self, classes=3, others=3):
+        super().__init__()
+        self.body, self.out = nn.Linear(6, 8), nn.Linear(8, classes)
+        self.aux = nn.Linear(8, others)
+
+    def forward(self, x):
+        return self.out(self.body(x).relu())
+
+
+def test_a_guess_among_layers_that_would_all_do_is_refused(fitted):
+    said = "not clear: out, aux would all do; pass head=, the path of the one that makes the logits"
+    for calibrator in (fitted["temperature"], fitted["clip"], HOT):
+        with pytest.raises(InputError, match=said):
+            attach(Aux(), calibrator)
+        assert isinstance(attach(Aux(), calibrator, head="out").out, CalibratedHead)
+
+
+def test_sizes_tell_the_head_from_other_layers(fitted):
+    assert isinstance(attach(Aux(others=5), fitted["clip"]).out, CalibratedHead)
+    with pytest.raises(InputError, match="fitted to 3 classes and 'aux' has 5"):
+        attach(Aux(4, 5), fitted["clip"])
+
+
+def test_layers_in_a_row_run_in_their_order(fitted):
+    square = nn.Sequential(nn.Linear(8, 3), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    assert isinstance(attach(square, fitted["temperature"])[1][1], CalibratedHead)
+
+
+# --- the calibrator's device -------------------------------------------------------------------
+
+
+def test_the_calibrator_of_another_device_is_copied_to_the_model(net, x):
+    calibrator = FeatureClip().assign(threshold=0.5) | Temperature().assign(temperature=2.0)
+    assert attach(net, calibrator, head="top.fc").top["fc"].calibrator is calibrator
+    far = attach(net.to("meta"), calibrator, head="top.fc")
+    assert far(x.to("meta")).device.type == "meta"
+    assert float(calibrator.steps[1].temperature) == 2  # what was passed is where it was
+    inside = attach(net, calibrator, head="top.fc", layer="body.0")
+    assert inside(x.to("meta")).device.type == "meta"
+
+
 # --- an inner layer ----------------------------------------------------------------------------
 
 
@@ -378,6 +422,11 @@ def test_features_are_mapped_inside_and_logits_at_the_head(net, x):
     assert torch.equal(again(x), plain)
     assert again.body[0] is net.body[0]
     assert again.top["fc"] is net.top["fc"]
+
+
+def test_the_last_layer_is_no_inner_layer(net):
+    with pytest.raises(InputError, match=r"'top.fc' is the last layer, .* name an earlier one"):
+        attach(net, FeatureClip() | HOT, head="top.fc", layer="top.fc")
 
 
 def test_a_feature_step_alone_leaves_the_head_as_it_is(net):

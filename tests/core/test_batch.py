@@ -37,6 +37,30 @@ def test_rows_pick_every_tensor_alike_and_keep_what_is_missing():
     assert Batch(None, labels).rows(labels == 1).logits is None
 
 
+def test_labels_may_be_a_list_and_must_be_one_for_each_row():
+    assert Batch(torch.randn(3, 2), [1, 0, 1]).labels.tolist() == [1, 0, 1]
+    assert Batch(torch.randn(3), [True, False, True]).labels.tolist() == [1, 0, 1]
+    assert float(Temperature().fit(Batch(torch.eye(3), [0, 1, 0])).temperature) > 0
+    with pytest.raises(InputError, match="labels are one number: give one for each row"):
+        Batch(torch.randn(10), torch.tensor(3))
+    with pytest.raises(InputError, match="labels are a list that is no tensor of class numbers"):
+        Batch(torch.randn(2, 3), ["cat", "dog"])
+
+
+def test_logits_and_features_are_tensors():
+    labels = torch.tensor([0])
+    with pytest.raises(InputError, match=r"logits are a list: pass a tensor, such as torch.as_te"):
+        Batch([[0.0, 1.0]], labels)
+    with pytest.raises(InputError, match="features are a ndarray"):
+        Batch(None, labels, torch.zeros(1, 2).numpy())
+
+
+@pytest.mark.parametrize("probs", [torch.tensor(0.3), torch.rand(3, 2, 2), [0.3, 0.7]])
+def test_probs_of_another_shape_are_refused(probs):
+    with pytest.raises(InputError, match=r"probs are .*: pass a tensor of shape \(n, k\), or \(n,"):
+        Batch.from_probs(probs, torch.zeros(3).long())
+
+
 def test_from_probs_gives_the_probabilities_back():
     probs = torch.rand(50, 4, dtype=torch.float64).softmax(1)
     found = Batch.from_probs(probs, torch.zeros(50, dtype=torch.long))
@@ -369,3 +393,9 @@ def test_rounded_logits_pass_for_the_heads_own(dtype):
 def test_chunk_constants_are_sane():
     assert module.CHUNK_ROWS >= 1024
     assert module.KEEP_BYTES >= 2**20
+
+
+def test_wide_rows_come_in_shorter_chunks():
+    """What an inner layer gives may be a thousand times as wide as what enters the last one."""
+    wide_rows = Batch(None, torch.zeros(70, dtype=torch.long), torch.zeros(70, 2**21))
+    assert [len(part) for part in Chunked([wide_rows])] == [32, 32, 6]

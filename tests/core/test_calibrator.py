@@ -258,10 +258,10 @@ def test_a_calibrated_head_is_a_module_with_everything_in_its_state():
         "calibrator.steps.0.threshold",
         "calibrator.steps.1.temperature",
     }
-    assert [name for name, _ in module.named_parameters()] == ["head.weight", "head.bias"]
+    assert [name for name, _ in module.named_parameters()] == ["weight", "bias"]
     module(torch.randn(2, 4)).sum().backward()  # gradients pass through to the head
     assert head.weight.grad is not None
-    assert copy.deepcopy(module).head.weight is not head.weight
+    assert copy.deepcopy(module).weight is not head.weight
 
 
 def test_gradients_reach_the_features():
@@ -271,3 +271,24 @@ def test_gradients_reach_the_features():
     ).sum().backward()
     assert (features.grad[features.detach().abs() > 0.5] == 0).all()
     assert (features.grad[features.detach().abs() < 0.5] != 0).all()
+
+
+@pytest.mark.parametrize("recipe", ["temperature", "vector", "clip | temperature", "matrix"])
+def test_a_fit_in_inference_mode_is_the_fit_without(recipe):
+    draw = torch.Generator().manual_seed(0)
+    head, features = nn.Linear(4, 3), torch.randn(200, 4, generator=draw)
+    with torch.no_grad():
+        logits = head(features) * 3
+        head.weight.mul_(3), head.bias.mul_(3)
+    labels = torch.multinomial((logits / 2).softmax(1), 1, generator=draw)[:, 0]
+    plain = parse(recipe).fit(Batch(logits, labels, features), head)
+    with torch.inference_mode():
+        batch = Batch(logits.clone(), labels.clone(), features.clone())
+        found = parse(recipe).fit(batch, head)
+    assert batch.logits.is_inference()
+    assert not any(value.is_inference() for value in found.buffers())
+    module = found.wrap(head)
+    module(features).sum().backward()
+    module.load_state_dict(module.state_dict())
+    for mine, other in zip(found.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(mine, other)

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from featcal import InputError, Temperature, attach, find_head
-from featcal.core.find import check_bare, inner_layer, makes, outputs_in, positions, run, watched
+from featcal.core.call import outputs_in, run, watched
+from featcal.core.find import check_bare, inner_layer
+from featcal.core.proof import makes, positions
 
 
 class Net(nn.Module):
@@ -132,6 +134,24 @@ def test_usual_names_come_before_the_last_layer(name):
     assert find_head(model) == f"{name}.1"
 
 
+@pytest.mark.parametrize(
+    ("behind", "path"),
+    [
+        ([], "classifier.1"),
+        ([nn.Softmax(1)], "classifier.1"),
+        ([nn.Flatten(), nn.Identity(), nn.Dropout()], "classifier.1"),
+        ([nn.ReLU(), nn.AdaptiveAvgPool2d(1)], "classifier"),
+        ([nn.Sequential(nn.ReLU())], "classifier"),
+        ([nn.Sequential(nn.Dropout(), nn.Linear(3, 3))], "classifier.2.1"),
+    ],
+)
+def test_a_container_that_does_more_behind_its_layers_is_the_head_as_a_whole(behind, path):
+    model = nn.Module()
+    model.classifier = nn.Sequential(nn.Dropout(), nn.Conv2d(4, 3, 1), *behind)
+    model.later = nn.Linear(2, 2)
+    assert find_head(model) == path
+
+
 def test_a_usual_name_that_is_no_layer_is_no_hint():
     class Scored(nn.Sequential):
         def score(self):
@@ -176,16 +196,30 @@ ENDINGS = {
     "logits": lambda z: z,
     "softmax": lambda z: z.softmax(1),
     "log_softmax": lambda z: z.log_softmax(1),
-    "sigmoid": torch.sigmoid,
-    "logsigmoid": nn.functional.logsigmoid,
 }
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_head_is_the_layer_before_a_softmax_or_sigmoid(ending, dtype, x):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_head_is_the_layer_before_a_softmax(ending, dtype, x):
     net = Net(lambda net, h: ENDINGS[ending](net.top(h))).to(dtype)
     assert find_head(net, inputs=x.to(dtype)) == "top"
+
+
+@pytest.mark.parametrize("ending", [torch.sigmoid, nn.functional.logsigmoid])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_head_is_the_layer_before_a_sigmoid_of_one_logit(ending, dtype, x):
+    net = Net(lambda net, h: ending(net.top(h)))
+    net.top = nn.Linear(4, 1)
+    assert find_head(net.to(dtype), inputs=x.to(dtype)) == "top"
+
+
+@pytest.mark.parametrize("ending", [torch.sigmoid, nn.functional.logsigmoid])
+def test_a_sigmoid_of_several_logits_is_refused(ending, x):
+    net = Net(lambda net, h: ending(net.top(h)))
+    with pytest.raises(InputError, match=r"sigmoid of each of the logits of 'top'.*several class"):
+        find_head(net, inputs=x)
 
 
 def test_a_softmax_over_the_channels_of_a_single_pixel(x):
@@ -193,14 +227,16 @@ def test_a_softmax_over_the_channels_of_a_single_pixel(x):
     assert find_head(model, inputs=x[:, :, None, None]) == "0"
 
 
-def test_half_precision_does_not_blur_two_heads(x):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_logits_returned_in_another_type(dtype, x):
+    assert find_head(Net(lambda net, h: net.top(h).to(dtype)), inputs=x) == "top"
+
+
+def test_half_precision_does_not_blur_two_heads():
     """Within the digits of a 16-bit softmax, but not the same logits."""
-    net = Net(lambda net, h: (net.top(h) + net.aux(h)) / 2)
-    with torch.no_grad():
-        net.aux.weight.copy_(net.top.weight * 1.01)
-        net.aux.bias.copy_(net.top.bias * 1.01)
-    with pytest.raises(InputError, match="no linear layer makes"):
-        find_head(net.bfloat16(), inputs=x.bfloat16())
+    given = torch.randn(4, 3)
+    assert makes(given, given.bfloat16())
+    assert not makes(given, (given * 1.004).bfloat16())
 
 
 Pair = namedtuple("Pair", ["logits", "hidden"])
@@ -293,6 +329,9 @@ def test_of_two_layers_that_both_match_the_guess_is_taken_and_else_the_last(x):
     assert find_head(model, inputs=x) == "fc"
     assert find_head(nn.Sequential(model.fc, same), inputs=x) == "1"
     assert find_head(model, "same", inputs=x) == "same"
+    net = Net(lambda net, h: net.aux(net.top(h)))
+    net.aux = same
+    assert find_head(net, inputs=x) == "aux"  # called last; the guess was another layer
 
 
 def test_heads_of_zeros_are_told_apart_by_name_alone(x):
@@ -332,6 +371,33 @@ def test_any_number_of_rows_will_do(rows):
     assert find_head(Net(), inputs=torch.randn(rows, 5)) == "top"
 
 
+def test_the_axis_of_a_single_row_may_be_dropped():
+    row = torch.randn(1, 5)
+    assert find_head(Net(lambda net, h: net.top(h).squeeze()), inputs=row) == "top"
+    soft = Net(lambda net, h: net.top(h).softmax(1).squeeze())
+    assert find_head(soft, inputs=row) == "top"
+    for link in (lambda z: z, torch.sigmoid):
+        single = nn.Sequential(nn.Linear(5, 1), nn.Flatten(0))
+        single.forward = lambda x, link=link, layer=single[0]: link(layer(x)).squeeze()
+        assert find_head(single, inputs=row) == "0"
+
+
+def test_a_batch_without_rows_proves_nothing():
+    with pytest.raises(InputError, match="inputs have no rows"):
+        find_head(Net(), inputs=torch.randn(0, 5))
+
+
+def test_a_layer_is_known_by_all_its_names(x):
+    net = Net(lambda net, h: net.classifier(h))
+    net.classifier = net.top
+    for head in ("top", "classifier"):
+        assert find_head(net, head, inputs=x) == find_head(net, head) == head
+    assert find_head(net, inputs=x) == "top"
+    found = attach(net, Temperature().assign(temperature=2.0), head="classifier")
+    assert found.top is found.classifier
+    assert torch.equal(found(x), net(x) / 2)
+
+
 def test_a_scaled_output_is_refused_because_the_head_would_be_calibrated_before_the_scale(x):
     net = Net(lambda net, h: net.top(h) * 1.1)
     with pytest.raises(InputError, match="no linear layer makes"):
@@ -360,12 +426,14 @@ def test_several_inputs_and_named_inputs(x):
 
 def test_the_model_is_as_it_was_after_the_proof(x):
     net = Net().train()
-    net.body.eval()
+    net.body = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout()).eval()
+    net.body[1:].train()
     flags = [part.training for part in net.modules()]
-    state = torch.get_rng_state()
-    find_head(net, inputs=x)
+    state, before = torch.get_rng_state(), {k: v.clone() for k, v in net.state_dict().items()}
+    assert find_head(net, inputs=x) == "top"
     assert [part.training for part in net.modules()] == flags
     assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
     assert not any(part._forward_hooks for part in net.modules())
 

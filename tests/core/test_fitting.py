@@ -172,6 +172,41 @@ def test_undisturbed_keeps_a_flag_that_eval_itself_would_set_otherwise():
     assert not model.training
 
 
+class Merging(nn.Linear):
+    """Adds its part to the weights in eval mode and takes it off in training, as LoRA does."""
+
+    merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            with torch.no_grad():
+                self.weight += -1 if mode else 1
+            self.merged = not mode
+        return self
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_weights_merged_in_eval_mode_come_back(outer):
+    model = nn.Sequential(Merging(2, 2), nn.Sequential(Merging(2, 2), nn.Dropout()))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.25)
+    model.train(outer)
+    model[1].train()
+    model[1][1].eval()
+    flags = [part.training for part in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with undisturbed(model):
+        assert model[0].merged
+        assert model[1][0].merged
+        assert not any(part.training for part in model.modules())
+    assert [part.training for part in model.modules()] == flags
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model[0].merged == (not outer)
+    assert not model[1][0].merged
+
+
 @pytest.mark.gpu
 def test_undisturbed_restores_the_generator_of_the_gpu():
     if not torch.cuda.is_available():

@@ -128,6 +128,7 @@ def test_logits_alone(shape):
     logits = torch.randn(shape)
     hot = Temperature().assign(temperature=2.0)
     torch.testing.assert_close(hot.wrap()(logits), logits / 2, rtol=1e-6, atol=0)
+    assert rows_of(nn.Identity(), logits).shape == (5, logits[0].numel())
 
 
 def test_a_feature_method_needs_a_layer():
@@ -441,16 +442,7 @@ def test_a_state_with_a_calibrator_loads_it(assign):
     first, second = wrapped_net(5.0), wrapped_net(1.0)
     second.load_state_dict(first.state_dict(), assign=assign)
     assert float(second.fc.calibrator.temperature) == 5
-    assert torch.equal(second.fc.head.weight, first.fc.head.weight)
-
-
-def test_names_of_earlier_versions_load():
-    first, second = wrapped_net(5.0), wrapped_net(1.0)
-    old = {key.replace("fc.weight", "fc.head.weight"): v for key, v in first.state_dict().items()}
-    old = {key.replace("fc.bias", "fc.head.bias"): v for key, v in old.items()}
-    second.load_state_dict(old)
-    assert float(second.fc.calibrator.temperature) == 5
-    assert torch.equal(second.fc.head.bias, first.fc.head.bias)
+    assert torch.equal(second.fc.weight, first.fc.weight)
 
 
 def test_a_state_with_a_part_of_the_calibrator_is_refused():
@@ -491,7 +483,44 @@ def test_attributes_of_the_layer_are_reached():
     head = Temperature().wrap(layer)
     assert (head.in_features, head.out_features, head.note) == (6, 3, "mine")
     assert head.weight is layer.weight
-    assert head.head is layer
+    assert head.uncalibrated is layer
+
+
+def test_parameters_have_the_names_of_the_model_without_a_calibrator_too():
+    net, plain = wrapped_net(), plain_net()
+    assert [n for n, _ in net.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    head, rows = net.fc, torch.randn(5, 6)
+    other = {"weight": torch.randn(3, 6), "bias": torch.zeros(3)}
+    found = torch.func.functional_call(head, other, (rows,))
+    torch.testing.assert_close(found, rows @ other["weight"].T / 2)
+    assert torch.equal(head(rows), head.uncalibrated(rows) / 2)
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda head: pickle.loads(pickle.dumps(head))])
+@pytest.mark.parametrize("layer", [nn.Linear(6, 3), nn.Sequential(nn.BatchNorm1d(6), mlp(3))])
+def test_a_copy_and_its_layer_have_one_set_of_tensors(again, layer):
+    head = Temperature().assign(temperature=2.0).wrap(layer)
+    twin = again(head)
+    assert twin.uncalibrated is not layer
+    ours, theirs = dict(twin.named_parameters()), dict(twin.uncalibrated.named_parameters())
+    assert all(ours[name] is weight for name, weight in theirs.items())
+    with torch.no_grad():
+        for weight in ours.values():
+            weight.zero_()
+    twin.eval()
+    rows = torch.randn(5, 6)
+    assert torch.equal(twin(rows), torch.zeros(5, 3))
+    assert not torch.equal(head.eval()(rows), torch.zeros(5, 3))
+    twin.load_state_dict(head.state_dict(), assign=True)
+    assert torch.equal(twin(rows), head(rows))
+    assert twin.double()(rows.double()).dtype == torch.float64
+
+
+def test_a_layer_with_a_part_called_calibrator_is_refused():
+    layer = nn.Module()
+    layer.calibrator = nn.Linear(6, 3)
+    with pytest.raises(InputError, match="part called calibrator already"):
+        Temperature().wrap(layer)
 
 
 def test_a_missing_attribute_is_still_an_attribute_error():
@@ -535,3 +564,55 @@ def test_a_row_head_knows_device_and_mode_of_its_layer():
     assert len(list(head.parameters())) == 4
     head.eval()
     assert not layer.training
+
+
+# --- mixed precision --------------------------------------------------------------------------
+
+MIXED = ["temperature", "matrix", "dirichlet", "sms", "proximity", "clip | temperature", "group"]
+
+
+@pytest.fixture(scope="module")
+def network():
+    """A body, a head, and rows with labels the head is too sure of."""
+    torch.manual_seed(0)
+    body, head, rows = nn.Linear(5, 6), nn.Linear(6, 3), torch.randn(300, 5)
+    with torch.no_grad():
+        head.weight.mul_(6)
+        labels = torch.multinomial((head(body(rows)) / 3).softmax(1), 1)[:, 0]
+    return body, head, rows, labels
+
+
+@pytest.mark.parametrize("recipe", MIXED)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_only_the_network_runs_in_fewer_digits(recipe, dtype, network):
+    body, head, rows, labels = network
+    with torch.no_grad():
+        with torch.autocast("cpu", dtype):
+            features = body(rows)
+        fitted = parse(recipe).fit(Batch(None, labels, features), head)
+
+        def mixed(part):
+            with torch.autocast("cpu", dtype):
+                return head(part)
+
+        expected = fitted(features, mixed)
+        with torch.autocast("cpu", dtype):
+            found = fitted.wrap(head)(body(rows))
+            assert torch.is_autocast_enabled("cpu")
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["linear", "one logit", "mlp", "pixel"])
+def test_compiled_under_autocast_in_one_graph(name):
+    make, shapes = SAME_CALLS[name]
+    head = Temperature().assign(temperature=2.0).wrap(make()).eval()
+    compiled = torch.compile(head, backend="eager", fullgraph=True)
+    rows = torch.randn(shapes[0])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = compiled(rows)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, head(rows))
+    with torch.no_grad():
+        assert torch.equal(compiled(rows), head(rows))
+    torch._dynamo.reset()

@@ -257,6 +257,22 @@ def test_autocast_is_respected(net, x, y):
     assert Temperature().fit(data, data.head).report.rows == 10
 
 
+@pytest.mark.gpu
+def test_a_model_on_the_gpu_gets_its_inputs_there_and_the_results_come_back(net, x, y):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    expected = collect(net, parts(x, y))
+    state = torch.cuda.get_rng_state()
+    data = collect(net.cuda(), parts(x, y))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert data.head.weight.is_cuda
+    for name in ("features", "logits", "labels"):
+        assert joined(data, name).device.type == "cpu"
+        torch.testing.assert_close(joined(data, name), joined(expected, name), rtol=1e-3, atol=1e-3)
+    with torch.autocast("cuda", torch.float16):
+        assert collect(net, parts(x, y))[0].logits.dtype == torch.float16
+
+
 def test_nan_is_for_the_fit_to_name(net, x, y):
     x = x.clone()
     x[3] = float("nan")

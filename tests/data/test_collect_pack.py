@@ -210,15 +210,147 @@ def begun(tmp_path):
     return tmp_path / "a"
 
 
+def shuffled_behind(n, first=7):
+    """The same first batch, and the others in another order."""
+    data = rows(53)
+    order = [*range(first), *torch.randperm(53 - first, generator=torch.Generator()).add(first)]
+    return DataLoader(torch.utils.data.Subset(data, order), batch_size=7)
+
+
+def test_another_order_behind_the_first_batch_is_noticed(begun):
+    other = {"val": shuffled_behind(53), "test": loaders()["test"]}
+    with pytest.raises(InputError, match=r"rows from \d+ on of 'val' have other features"):
+        collect_pack(net(), other, begun, shard_rows=10)
+
+
+def test_more_or_fewer_rows_are_noticed(begun):
+    with pytest.raises(InputError, match=r"was begun with rows \{'val': 53.*now it is \{'val': 40"):
+        collect_pack(net(), loaders(val=40), begun, shard_rows=10)
+
+
+def test_another_precision_is_noticed(begun):
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(InputError, match="have other features"),
+    ):
+        collect_pack(net(), loaders(), begun, shard_rows=10)
+
+
+def test_a_wrong_number_of_class_names_is_refused_and_the_work_kept(begun):
+    before = contents(partial_of(begun))
+    with pytest.raises(InputError, match=r"2 class_names for 4 classes.*is kept in .*a\.partial"):
+        collect_pack(net(), loaders(), begun, shard_rows=10, class_names=["a", "b"])
+    assert contents(partial_of(begun)) == before
+
+
+def test_a_split_that_is_whole_is_looked_at_again(tmp_path):
+    model = net()
+    hook = broken_after(model, 11)  # val needs eight passes, and one to prove the head
+    with pytest.raises(Killed):
+        collect_pack(model, loaders(), tmp_path / "a", shard_rows=10)
+    hook.remove()
+    other = net()
+    other[0].weight.data += 1
+    with pytest.raises(InputError, match="rows from 0 on of 'val' have other features"):
+        collect_pack(other, loaders(), tmp_path / "a", shard_rows=10)
+    whole = collect_pack(net(), loaders(), tmp_path / "whole", shard_rows=10)
+    assert contents(collect_pack(net(), loaders(), tmp_path / "a", shard_rows=10).path) == contents(
+        whole.path
+    )
+
+
+def test_plain_iterables_that_changed_their_length_are_refused(tmp_path):
+    batches = list(loaders()["val"])
+    model = net()
+    hook = broken_after(model, 6)
+    with pytest.raises(Killed):
+        collect_pack(model, {"val": NoLength(batches)}, tmp_path / "a", shard_rows=10)
+    hook.remove()
+    with pytest.raises(InputError, match="the loader of 'val' has other than the 30 rows that are"):
+        collect_pack(model, {"val": NoLength(batches[:2])}, tmp_path / "a", shard_rows=10)
+
+
+class NoLength:
+    """An iterable that does not know its length."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_a_loader_of_another_class_is_iterated_as_it_wants(tmp_path):
+    class Doubled(DataLoader):
+        def __iter__(self):
+            return ((2 * x, y) for x, y in super().__iter__())
+
+    def made():
+        return {"val": Doubled(rows(53), batch_size=7)}
+
+    whole = collect_pack(net(), made(), tmp_path / "whole", shard_rows=10)
+    model = net()
+    hook = broken_after(model, 5)
+    with pytest.raises(Killed):
+        collect_pack(model, made(), tmp_path / "a", shard_rows=10)
+    hook.remove()
+    collect_pack(model, made(), tmp_path / "a", shard_rows=10)
+    assert contents(tmp_path / "a") == contents(whole.path)
+
+
+def test_a_batch_is_unpacked_once(tmp_path):
+    def unpack(batch):
+        return batch["x"], batch.pop("answers")
+
+    batches = [{"x": x, "answers": y} for x, y in loaders()["val"]]
+    assert collect_pack(net(), {"val": batches}, tmp_path / "a", unpack=unpack).splits == ("val",)
+
+
+def test_after_an_error_the_model_is_as_it_was(tmp_path):
+    model = net().train()
+    bad = [(torch.zeros(4, 6), torch.tensor([0, 1, 2, 9]))]
+    state = torch.get_rng_state()
+    with pytest.raises(InputError, match="outside 0") as caught:
+        collect_pack(model, {"val": bad}, tmp_path / "a")
+    assert model.training  # while the exception is alive, as in a notebook
+    assert torch.equal(torch.get_rng_state(), state)
+    del caught
+
+
+def test_files_that_are_not_ours_are_never_removed(tmp_path):
+    folder = partial_of(tmp_path / "a")
+    folder.mkdir()
+    (folder / "my_weights.safetensors").write_bytes(b"mine")
+    with pytest.raises(InputError, match=r"holds my_weights\.safetensors, which no collection"):
+        collect_pack(net(), loaders(), tmp_path / "a")
+    assert (folder / "my_weights.safetensors").read_bytes() == b"mine"
+
+
+def test_a_file_in_the_way_and_a_dangling_link_are_refused(tmp_path):
+    partial_of(tmp_path / "a").write_text("mine")
+    with pytest.raises(InputError, match=r"a\.partial is in the way"):
+        collect_pack(net(), loaders(), tmp_path / "a")
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="b exists"):
+        collect_pack(net(), loaders(), tmp_path / "b")
+
+
+def test_a_journal_of_another_version_is_told_from_a_damaged_one(begun):
+    journal = partial_of(begun) / JOURNAL
+    journal.write_text(journal.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(InputError, match="has version 2 and this featcal goes on with 1"):
+        collect_pack(net(), loaders(), begun, shard_rows=10)
+
+
 def test_another_model_or_loader_cannot_go_on_with_it(begun):
     with pytest.raises(InputError, match=r"the last layer has other weights.*or remove a\.partial"):
         collect_pack(net(seed=5), loaders(), begun, shard_rows=10)
     other = net()
     other[0].weight.data += 1
-    with pytest.raises(InputError, match="the first batch of 'val' has other features"):
+    with pytest.raises(InputError, match="rows from 0 on of 'val' have other features"):
         collect_pack(other, loaders(), begun, shard_rows=10)
     shuffled = {"val": DataLoader(rows(53, seed=9), batch_size=7), "test": loaders()["test"]}
-    with pytest.raises(InputError, match="the first batch of 'val' has other"):
+    with pytest.raises(InputError, match="rows from 0 on of 'val' have other"):
         collect_pack(net(), shuffled, begun, shard_rows=10)
 
 
@@ -243,7 +375,7 @@ def test_a_damaged_or_foreign_partial_folder_is_refused(begun):
 
 
 def test_two_at_once_are_refused(tmp_path):
-    settings = {"splits": ["val"]}
+    settings = {"rows": {"val": 0}}
     with (
         partial_module.opened(tmp_path / "a", settings),
         pytest.raises(InputError, match="is being written by another process"),

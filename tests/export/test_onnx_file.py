@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import sys
 from types import SimpleNamespace
 
 import onnx
@@ -98,8 +97,8 @@ def test_clip_is_one_plain_node(made, path):
 def test_logits_in_and_logits_out(made, path, runtime):
     world = made(n=400, d=4, k=3, heat=1.6)
     head = parse("temperature").fit(Batch(world.logits, world.labels)).wrap()
-    assert export.onnx(head, path, world.logits[:2]).inputs == {"features": "float32[batch, 3]"}
-    found = runtime(path, features=world.logits)["logits"]
+    assert export.onnx(head, path, world.logits[:2]).inputs == {"logits_in": "float32[batch, 3]"}
+    found = runtime(path, logits_in=world.logits)["logits"]
     torch.testing.assert_close(found, logits_of(head, world.logits))
     fresh = parse("temperature").wrap()  # the identity has no node to name
     export.onnx(fresh, path, world.logits[:2], probabilities=True, overwrite=True)
@@ -132,6 +131,33 @@ def test_a_single_logit_has_a_sigmoid_and_keeps_its_shape(flat, tmp_path, runtim
     assert found["logits"].shape == ((9,) if flat else (9, 1))
     torch.testing.assert_close(found["logits"], logits_of(calibrated, ROWS))
     torch.testing.assert_close(found["probabilities"], found["logits"].sigmoid())
+
+
+@pytest.mark.parametrize(
+    ("classes", "link"), [(3, nn.Softmax(1)), (1, nn.Sigmoid())], ids=["softmax", "sigmoid"]
+)
+def test_a_model_that_ends_in_probabilities_gives_them_once(classes, link, path, runtime):
+    model = nn.Sequential(nn.Linear(4, classes), link)
+    calibrator = parse("temperature")
+    calibrator.assign(temperature=torch.tensor(2.0))
+    calibrated = attach(model, calibrator, head="0")
+    done = export.onnx(calibrated, path, ROWS[:3], rows=ROWS, probabilities=True)
+    assert done.outputs == {"probabilities": f"float32[batch, {classes}]"}
+    assert done.parity.output == "probabilities"
+    expected = link(model[0](ROWS) / 2).detach()
+    torch.testing.assert_close(runtime(path, input=ROWS)["probabilities"], expected)
+    assert "probabilities differ by at most" in str(done)
+
+
+def test_log_probabilities_are_logits(path, runtime):
+    model = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1))
+    assert list(export.onnx(model, path, ROWS, probabilities=True).outputs) == [
+        "logits",
+        "probabilities",
+    ]
+    found = runtime(path, input=ROWS)
+    torch.testing.assert_close(found["logits"], logits_of(model, ROWS))
+    torch.testing.assert_close(found["probabilities"], model[0](ROWS).softmax(1).detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -222,7 +248,7 @@ def test_a_tensor_clamped_twice_keeps_both_pairs_of_bounds(path, runtime):
             self.register_buffer("high", torch.tensor(1.5))
 
         def forward(self, x):
-            return x.clamp(-self.low, self.low) * x.clamp(-self.high, self.high)
+            return x.clamp(-self.low, self.low) * x.clamp(-self.high, self.high) - 1
 
     export.onnx(Twice(), path, ROWS[:2])
     torch.testing.assert_close(runtime(path, x=ROWS)["logits"], Twice()(ROWS))
@@ -251,71 +277,3 @@ def test_weights_too_many_for_one_file_lie_beside_it(path, monkeypatch, runtime)
         export.onnx(model, path, ROWS)
     assert not path.exists()
     export.onnx(model, path, ROWS, overwrite=True)
-
-
-class Noise(nn.Module):
-    def forward(self, x):
-        return x + torch.randn_like(x)
-
-
-class Nothing(nn.Module):
-    def forward(self, x):
-        return x * torch.nan
-
-
-class Pixels(nn.Module):
-    def forward(self, x):
-        return x[:, :, None].expand(-1, -1, 3)
-
-
-class Unknown(nn.Module):
-    def forward(self, x):
-        return torch.linalg.eigvals(x[:, :, None] * x[:, None]).real
-
-
-@pytest.mark.parametrize(
-    ("model", "options", "text"),
-    [
-        (Noise(), {}, r"differ from the model's by up to \d.*tolerance of 0.0001: it was not kept"),
-        (nn.Linear(4, 3), {"tolerance": -1}, "tolerance is -1: give a number from 0 up"),
-        (Nothing(), {}, "the model gives NaN"),
-        (Pixels(), {}, r"logits of shape \(9, 4, 3\)"),
-        (Unknown(), {}, "the model has no form in ONNX"),
-        (nn.Linear(4, 3), {"opset": 9}, r"opset 9 cannot express the model: take \d+"),
-        (nn.Linear(4, 3), {"opset": "20"}, "opset is '20': give a whole number"),
-        (nn.Linear(4, 3), {"probabilities": 1}, "probabilities is 1: give True or False"),
-        (nn.Linear(4, 3), {"rows": ROWS[:, :2]}, "give rows of the same kind"),
-        (nn.Linear(5, 3), {}, "does not take the example"),
-    ],
-)
-def test_what_cannot_be_exported_leaves_no_file(model, options, text, path):
-    with pytest.raises(InputError, match=text):
-        export.onnx(model, path, ROWS, **options)
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_file_is_not_replaced_unless_asked_and_survives_a_refusal(path):
-    path.write_text("mine")
-    with pytest.raises(InputError, match="exists: choose another name"):
-        export.onnx(nn.Linear(4, 3), path, ROWS)
-    with pytest.raises(InputError, match="not kept"):
-        export.onnx(Noise(), path, ROWS, overwrite=True)
-    assert path.read_text() == "mine"
-
-
-@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
-def test_a_missing_package_is_named_with_the_remedy(package, path, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"package {package}: pip install 'featcal\[onnx\]'"):
-        export.onnx(nn.Linear(4, 3), path, ROWS)
-
-
-def test_a_runtime_that_cannot_load_or_run_the_file_is_quoted(path, tmp_path):
-    path.write_bytes(b"not a model")
-    with pytest.raises(InputError, match="ONNX Runtime cannot load the model"):
-        onnx_file._session(path)
-    good = tmp_path / "good.onnx"
-    export.onnx(nn.Linear(4, 3), good, ROWS)
-    wrong = onnx_file.Inputs.of(nn.Linear(5, 3), torch.ones(2, 5))
-    with pytest.raises(InputError, match=r"cannot run the file on inputs of \(2, 5\)"):
-        onnx_file._run(onnx_file._session(good), wrong)

@@ -6,12 +6,13 @@ from torch import nn
 
 from featcal.export.inputs import Inputs
 from featcal.export.onnx_graph import _keep_constants, _name, built_graph
+from featcal.export.output import LOGITS_ALONE
 
 ROWS = torch.ones(3, 4)
 
 
 def built(model):
-    return built_graph(model, Inputs.of(model, ROWS), opset=None, probabilities=False)
+    return built_graph(model, Inputs.of(model, ROWS), LOGITS_ALONE)
 
 
 def test_a_value_inside_makes_room_for_the_names_outside():

@@ -8,15 +8,17 @@ from torch import nn
 
 from featcal import InputError, parse
 from featcal.export.inputs import Inputs
+from featcal.export.output import Output
 from featcal.export.parity import Parity, compare
 
 ROWS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 20.0, 1.0], [0.5, 0.4, 0.0]])
 
 
-def compared(theirs, *, rows=ROWS, model=None, tolerance=1e-4):
+def compared(theirs, *, rows=ROWS, model=None, **options):
     """The comparison of the rows themselves, as a model's logits, with others."""
     model = nn.Identity() if model is None else model
-    return compare(model, lambda batch: theirs, [Inputs.of(model, rows)], tolerance)
+    options = {"tolerance": 1e-4, **options}
+    return compare(model, lambda batch: theirs, [Inputs.of(model, rows)], **options)
 
 
 def test_equal_logits_hold():
@@ -87,6 +89,25 @@ def test_a_single_logit_is_predicted_by_its_sign():
     assert parity.holds
     assert parity.predictions_changed == 1
     assert parity.max_probability_difference < 1e-7
+
+
+def test_probabilities_are_compared_as_they_are():
+    probs = ROWS.softmax(1)
+    theirs = probs.clone()
+    theirs[2] = torch.tensor([0.3, 0.5, 0.2])
+    parity = compared(theirs, rows=probs, output=Output(0, "probabilities"))
+    assert parity.max_difference == parity.max_probability_difference
+    assert parity.max_difference == pytest.approx(float((theirs - probs).abs().max()))
+    assert (parity.rows_beyond, parity.predictions_changed) == (1, 1)
+    assert "; " not in str(parity)
+    assert "ONNX Runtime: probabilities differ by at most" in str(parity)
+    assert parity.as_json()["output"] == "probabilities"
+
+
+def test_one_probability_is_predicted_by_the_half():
+    ours, theirs = torch.tensor([0.4, 0.49999, 0.9]), torch.tensor([0.4, 0.50001, 0.9])
+    parity = compared(theirs, rows=ours, output=Output(0, "probabilities"))
+    assert (parity.holds, parity.predictions_changed) == (True, 1)
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,8 @@ from featcal.cli.commands import JSON, print_json
 from featcal.cli.packs import print_pack
 from featcal.cli.target import load_target, placed_on
 from featcal.core.disk import REMOVE, check_free
-from featcal.data.collect_pack import collect_pack
+from featcal.data.collect_pack import COLLECTED_ROWS, collect_pack
 from featcal.data.partial import partial_of
-from featcal.data.shards import SHARD_ROWS
 
 INTERRUPTED = 130
 TARGET = click.argument("target", metavar="PACKAGE.MODULE:FUNCTION")
@@ -42,7 +41,7 @@ AUTOCAST = click.option(
 @AUTOCAST
 @click.option(
     "--shard-rows",
-    default=SHARD_ROWS,
+    default=COLLECTED_ROWS,
     show_default=True,
     type=click.IntRange(1),
     help="Rows a shard: what a kill costs at most.",
@@ -61,9 +60,9 @@ def collect(
     """Run a network over its data and write a pack of what enters its last layer.
 
     FUNCTION takes nothing and returns (model, {"val": loader, "test": loader}), or a mapping with
-    model, loaders and, where you like, class_names, dataset, name, head, layer, unpack and meta.
-    The loaders give (inputs, labels), or mappings with labels, in a fixed order. A run that was
-    killed goes on where it was when the same command is given again.
+    model, loaders and, where you like, class_names, dataset, name, head, layer, unpack, meta, and
+    for export dynamic. The loaders give (inputs, labels), or mappings with labels, in a fixed
+    order. A run that was killed goes on where it was when the same command is given again.
 
     Example: featcal collect my_project.models:build -o my-pack
     """

@@ -98,10 +98,12 @@ def fit(
 def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> None:
     """Refuses a recipe that needs features, or training rows, that it would not be given."""
     if calibrator.needs_features and pack.manifest.head is None:
+        held = "holds logits alone: import features with the head's weight and bias"
+        if pack.manifest.features is not None:
+            held = "has no linear head to go with its features: fit it in Python, fit(data, head)"
         raise InputError(
-            f"{calibrator!r} works on features and {pack.path} holds logits alone: "
-            "import features with the head's weight and bias, or use a method that needs no "
-            "features"
+            f"{calibrator!r} works on features and {pack.path} {held}, or use a method that needs "
+            "no features"
         )
     if calibrator.needs_train and not train:
         raise InputError(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import click
+import torch
 from torch import Tensor, nn
 
 from featcal import export as files
@@ -14,14 +17,17 @@ from featcal.cli import tables
 from featcal.cli.bar import progress_bar
 from featcal.cli.collect import HEAD
 from featcal.cli.commands import FORCE, JSON, OVERWRITE, load_for, print_json
-from featcal.cli.target import load_target
+from featcal.cli.target import Target, load_target
 from featcal.core.attach import attach
+from featcal.core.call import mapped
 from featcal.core.disk import check_free
 from featcal.core.errors import InputError
 from featcal.core.find import find_head
-from featcal.core.layer import mapped
 from featcal.data import Pack
 from featcal.data.loading import checked_iter, placed, unpacked
+from featcal.export.parity import TOLERANCE
+
+EXAMPLE_ROWS = 4
 
 
 @click.command()
@@ -36,6 +42,13 @@ from featcal.data.loading import checked_iter, placed, unpacked
     "--rows", default=256, show_default=True, type=click.IntRange(1), help="How many to compare on."
 )
 @click.option("--probabilities", is_flag=True, help="Give them as a second output.")
+@click.option(
+    "--tolerance",
+    default=TOLERANCE,
+    show_default=True,
+    type=click.FloatRange(0),
+    help="Largest difference allowed.",
+)
 @click.option("--opset", type=click.IntRange(7), help="Version of ONNX's operators.")
 @FORCE
 @JSON
@@ -47,6 +60,7 @@ def export(
     split: str | None,
     rows: int,
     probabilities: bool,
+    tolerance: float,
     opset: int | None,
     force: bool,
     as_json: bool,
@@ -64,14 +78,17 @@ def export(
     """  # noqa: D301 - click knows a block by the character itself
     check_free(output, overwrite=force, remedy=OVERWRITE)
     make = _of_pack if Path(source).is_dir() else _of_function
-    model, example = make(source, calibrator_path, head, split, rows)
+    found = make(source, calibrator_path, head, split, rows)
     with progress_bar():
         made = files.onnx(
-            model,
+            found.model,
             output,
-            example,
+            found.example,
+            rows=found.rows,
+            dynamic=found.dynamic,
             opset=opset,
             probabilities=probabilities,
+            tolerance=tolerance,
             overwrite=force,
         )
     if as_json:
@@ -82,24 +99,42 @@ def export(
     tables.say(str(made))
 
 
-def _of_pack(
-    source: str, path: Path, head: str | None, split: str | None, rows: int
-) -> tuple[nn.Module, Tensor]:
+@final
+@dataclass(frozen=True)
+class Exported:
+    """What becomes a file.
+
+    Attributes:
+        model: the calibrated network, or its calibrated last layer.
+        rows: real inputs to compare on.
+        dynamic: its axes of any size; None for the rows alone.
+    """
+
+    model: nn.Module
+    rows: Any
+    dynamic: Any = None
+
+    @property
+    def example(self) -> Any:  # noqa: ANN401
+        """A few of the rows, which are enough to follow the model."""
+        return _first(self.rows, EXAMPLE_ROWS)
+
+
+def _of_pack(source: str, path: Path, head: str | None, split: str | None, rows: int) -> Exported:
     """The calibrated last layer, and real rows of what enters it."""
     if head is not None:
         raise InputError("--head names a layer of a network, and a pack has only one: leave it out")
     pack = Pack.open(source)
     calibrator = load_for(path, pack)
-    batch = next(iter(pack.split(split or pack.splits[-1]))).rows(slice(0, rows))
-    entered = batch.features if pack.head is not None else batch.logits
-    assert entered is not None
-    return calibrator.wrap(pack.head), entered
+    batches = pack.split(split or pack.splits[-1])
+    entered = (b.logits if pack.head is None else b.features for b in batches)
+    return Exported(calibrator.wrap(pack.head), _joined(entered, rows))
 
 
 def _of_function(
     source: str, path: Path, head: str | None, split: str | None, rows: int
-) -> tuple[nn.Module, Any]:
-    """The network with the calibrator in it, and a batch of its own inputs."""
+) -> Exported:
+    """The network with the calibrator in it, and rows of its own inputs."""
     if ":" not in source:
         raise InputError(
             f"{source} is neither a folder nor package.module:function: give a pack or the "
@@ -111,12 +146,53 @@ def _of_function(
     if name not in found.loaders:
         known = ", ".join(found.loaders)
         raise InputError(f"{source} has no loader {name!r}: choose one of {known}")
-    batch = next(checked_iter(found.loaders[name]), None)
-    if batch is None:
+    inputs = _joined(_inputs_of(found, name), rows)
+    if inputs is None:
         raise InputError(f"the loader {name!r} of {source} is empty: give it rows to compare on")
-    inputs = placed(unpacked(found.model, batch, found.options.get("unpack"))[0], found.model)
     told = head or found.options.get("head")
-    layer = found.options.get("layer")
-    place = find_head(found.model, told, inputs=inputs)
+    place = find_head(found.model, told, inputs=_first(inputs, EXAMPLE_ROWS))
+    # Where a pack keeps an inner layer, a calibrator of logits alone acts behind the last one.
+    layer = found.options.get("layer") if calibrator.needs_features else None
     model = attach(found.model, calibrator, head=place, layer=layer)
-    return model, mapped(inputs, lambda tensor: tensor[:rows])
+    return Exported(model, inputs, found.dynamic)
+
+
+def _inputs_of(found: Target, name: str) -> Iterator[Any]:
+    for batch in checked_iter(found.loaders[name]):
+        inputs, _ = unpacked(found.model, batch, found.options.get("unpack"))
+        yield placed(inputs, found.model)
+
+
+def _joined(batches: Iterable[Any], most: int) -> Any:  # noqa: ANN401
+    """The first rows of the batches as one; those before a batch of other sizes, None of none."""
+    parts: list[Any] = []
+    rows = 0
+    for batch in batches:
+        if parts and _sizes(batch) != _sizes(parts[0]):
+            break  # such as text of another length
+        parts.append(batch)
+        rows += next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), most)
+        if rows >= most:
+            break
+    if len(parts) < 2:
+        return _first(parts[0], most) if parts else None
+    columns = zip(*map(_tensors, parts), strict=True)
+    whole = (torch.cat(column) for column in columns)
+    return _first(mapped(parts[0], lambda _: next(whole)), most)
+
+
+def _first(inputs: Any, rows: int) -> Any:  # noqa: ANN401
+    return mapped(inputs, lambda tensor: tensor[:rows] if tensor.ndim else tensor)
+
+
+def _tensors(inputs: Any) -> list[Tensor]:  # noqa: ANN401
+    found: list[Tensor] = []
+    mapped(inputs, found.append)
+    return found
+
+
+def _sizes(inputs: Any) -> list[object]:  # noqa: ANN401
+    """Of every tensor, what must be alike in two batches to be joined; no two scalars are alike."""
+    return [
+        (tensor.dtype, tensor.shape[1:]) if tensor.ndim else object() for tensor in _tensors(inputs)
+    ]

@@ -15,6 +15,7 @@ from torch import nn
 from featcal.core.errors import InputError
 
 OPTIONS = ("class_names", "dataset", "name", "head", "layer", "unpack", "meta")
+DYNAMIC = "dynamic"  # axes of any size, for export alone
 RETURNS = "return (model, {'val': loader, 'test': loader})"
 
 
@@ -27,11 +28,13 @@ class Target:
         model: the classifier.
         loaders: a loader for every split, by name.
         options: of `collect_pack`, where the function returned a mapping that says more.
+        dynamic: the axes of any size of an exported file; None for the rows alone.
     """
 
     model: nn.Module
     loaders: Mapping[str, Iterable[Any]]
     options: dict[str, Any] = field(default_factory=dict)
+    dynamic: Any = None
 
 
 def load_target(spec: str) -> Target:
@@ -43,11 +46,13 @@ def load_target(spec: str) -> Target:
         made = made.get("model"), made.get("loaders")
     if not isinstance(made, (tuple, list)) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise InputError(f"{spec} returned {_shape(made)}: {RETURNS}")
+    dynamic = options.pop(DYNAMIC, None)
     unknown = set(options) - set(OPTIONS)
     if unknown:
-        raise InputError(f"{spec} returned {min(unknown)!r}: it may say {', '.join(OPTIONS)}")
+        known = ", ".join((*OPTIONS, DYNAMIC))
+        raise InputError(f"{spec} returned {min(unknown)!r}: it may say {known}")
     loaders = made[1] if isinstance(made[1], Mapping) else {"val": made[1]}
-    return Target(made[0], loaders, options)
+    return Target(made[0], loaders, options, dynamic)
 
 
 def _function(spec: str) -> Callable[[], Any]:

@@ -13,11 +13,13 @@ from typing import Any
 
 from torch import nn
 
+from featcal.core.batch import device_of
 from featcal.core.calibrator import Calibrator, FeatureMap, Pipeline
 from featcal.core.errors import InputError
-from featcal.core.find import check_bare, find_head, inner_layer
-from featcal.core.head import CalibratedHead, Wrapper, linear_view
+from featcal.core.find import check_bare, find_head, fitting_head, inner_layer
+from featcal.core.head import CalibratedHead, linear_view
 from featcal.core.layer import MappedLayer
+from featcal.core.wrapper import Wrapper
 
 
 def attach(
@@ -26,25 +28,30 @@ def attach(
     """A new model of the same class that shares every weight and gives calibrated logits.
 
     Its `state_dict` has the names of the original, and the calibrator's beside them; it loads the
-    original's too. Attach before DDP, FSDP or `torch.compile`. Sharing is total: `.to()` and
-    `.train()` reach the shared parts of both models, so deepcopy first when they must part.
+    original's too. Attach before DDP, FSDP or `torch.compile`. Every tensor of a layer is that of
+    both models, so that `.to()` and training reach both: deepcopy first when they must part.
 
     Args:
         model: the trained classifier; left untouched.
-        calibrator: a fitted calibrator or pipeline.
-        head: dotted path of the last layer, when it is not found by itself.
+        calibrator: a fitted calibrator or pipeline; where the layer is on another device, a copy of
+            it there is attached.
+        head: dotted path of the last layer; without it, it must be clear which one that is.
         layer: dotted path of another layer, whose output the feature steps are to act on (the layer
             ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
     """
     check_uncalibrated(model)
-    path = find_head(model, head)
-    last = model.get_submodule(path)
-    _check_sizes(calibrator, last, path, inside=layer is not None)
+    last = _last_layer(model, calibrator, head, inside=layer is not None)
+    calibrator = _placed(calibrator, last)
     if layer is None:
         return _replaced(model, last, CalibratedHead(last, calibrator))
     early, late = divided(calibrator, layer)
     inner = inner_layer(model, layer)
-    made = _replaced(model, inner, MappedLayer(inner, early))
+    if inner is last:
+        raise InputError(
+            f"layer {layer!r} is the last layer, whose output are the logits: leave layer= out, or "
+            "name an earlier one"
+        )
+    made = _replaced(model, inner, MappedLayer(inner, _placed(early, inner)))
     return made if late is None else _replaced(made, last, CalibratedHead(last, late))
 
 
@@ -54,7 +61,7 @@ def detach(model: nn.Module) -> nn.Module:
     if not _wrappers(model):
         raise InputError("the model has no calibrated head: there is nothing to detach")
     while found := _wrappers(model):
-        model = _replaced(model, found[0], found[0].get_submodule(found[0].inner))
+        model = _replaced(model, found[0], found[0].uncalibrated)
     return model
 
 
@@ -68,20 +75,42 @@ def _wrappers(model: nn.Module) -> list[Wrapper]:
     return [module for module in model.modules() if isinstance(module, Wrapper)]
 
 
-def _check_sizes(calibrator: Calibrator, last: nn.Module, path: str, *, inside: bool) -> None:
-    """Refuses the calibrator of another network, where its report knows the sizes."""
+def _last_layer(
+    model: nn.Module, calibrator: Calibrator, head: str | None, *, inside: bool
+) -> nn.Module:
+    """The layer to calibrate; refused where it is that of another network, or not clear."""
+    other = partial(_other_size, calibrator, inside=inside)
+    told = head is not None
+    path = find_head(model, head) if told else fitting_head(model, lambda one: other(one) is None)
+    last = model.get_submodule(path)
+    if (found := other(last)) is not None:
+        name, fitted, here = found
+        raise InputError(
+            f"the calibrator was fitted to {fitted} {name} and {path!r} has {here}: "
+            "attach it to the network it was fitted to, or name the last layer with head="
+        )
+    return last
+
+
+def _other_size(
+    calibrator: Calibrator, last: nn.Module, *, inside: bool
+) -> tuple[str, int, int] | None:
+    """What a layer has another number of than the calibrator's report, where that is known."""
     report, linear = calibrator.report, linear_view(last)
     if report is None or linear is None:
-        return
+        return None
     sizes = [("classes", report.classes, linear.out_features)]
     if calibrator.needs_features and not inside:
         sizes.append(("features", report.features, linear.in_features))
-    for name, fitted, here in sizes:
-        if fitted not in (0, here):
-            raise InputError(
-                f"the calibrator was fitted to {fitted} {name} and {path!r} has {here}: "
-                "attach it to the network it was fitted to, or name the last layer with head="
-            )
+    return next((size for size in sizes if size[1] not in (0, size[2])), None)
+
+
+def _placed(calibrator: Calibrator, layer: nn.Module) -> Calibrator:
+    """The calibrator on the device of a layer: itself where it is there, else a copy."""
+    device = device_of(layer)
+    if device is None or all(value.device == device for value in calibrator.buffers()):
+        return calibrator
+    return copy.deepcopy(calibrator).to(device)
 
 
 def divided(calibrator: Calibrator, layer: str) -> tuple[Calibrator, Calibrator | None]:
@@ -110,6 +139,7 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     """
     copies: dict[int, nn.Module] = {}
     names = {id(module): name for name, module in model.named_modules()}
+    names |= {id(part.uncalibrated): names[id(part)] for part in _wrappers(model)}
 
     def copied(module: nn.Module) -> nn.Module:
         if module is old:
@@ -118,6 +148,8 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
             return copies[id(module)]
         if not any(part is old for part in module.modules()):
             return module
+        if isinstance(module, Wrapper):
+            return type(module)(copied(module.uncalibrated), module.calibrator)
         where = f"model.{names[id(module)]}".rstrip(".")
         check_bare(module, where)
         copies[id(module)] = clone = _shallow(module, where)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from featcal.core.errors import InputError
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
 
 CHUNK_ROWS = 8192  # large enough that threads pay, small enough that one chunk fits a cache budget
+CHUNK_VALUES = 2**26  # features of a chunk at most: 256 MiB in float32
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
 KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed
 
@@ -38,9 +40,13 @@ class Batch:
     features: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.logits, Tensor) and is_single(self.logits):
+        _check_tensor("logits", self.logits)
+        _check_tensor("features", self.features)
+        labels = _as_labels(self.labels)
+        if self.logits is not None and is_single(self.logits):
             object.__setattr__(self, "logits", two_classes(self.logits))
-            object.__setattr__(self, "labels", zero_or_one(torch.as_tensor(self.labels)))
+            labels = zero_or_one(labels)
+        object.__setattr__(self, "labels", labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -54,20 +60,23 @@ class Batch:
         >>> Batch.from_probs(torch.tensor([[0.25, 0.75]]), torch.tensor([1])).logits.exp()
         tensor([[0.2500, 0.7500]])
         """
+        if not isinstance(probs, Tensor) or probs.ndim not in (1, 2):
+            found = tuple(probs.shape) if isinstance(probs, Tensor) else type(probs).__name__
+            raise InputError(f"probs are {found}: pass a tensor of shape (n, k), or (n,)")
         if is_single(probs):
             _check_unit(probs)
-            probs, labels = two_probs(probs), zero_or_one(labels)
+            probs, labels = two_probs(probs), zero_or_one(_as_labels(labels))
         near = probs.is_floating_point() and bool(((wide(probs).sum(1) - 1).abs() <= 1e-2).all())
         if not near or bool((probs < 0).any()):
             raise InputError("probs must be floating point, in 0..1, and sum to 1 in every row")
         # The smallest normal number stands for 0, so that a certain model stays finite.
         return cls(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
 
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        logits = None if self.logits is None else self.logits.to(device)
-        features = None if self.features is None else self.features.to(device)
-        return Batch(logits, self.labels.to(device), features)
+    def to(self, device: torch.device | None) -> Batch:
+        """The same batch on another device; None for the one it is on."""
+        logits = None if self.logits is None else trainable(self.logits, device)
+        features = None if self.features is None else trainable(self.features, device)
+        return Batch(logits, trainable(self.labels, device), features)
 
     def rows(self, index: slice | Tensor) -> Batch:
         """The chosen rows."""
@@ -77,6 +86,26 @@ class Batch:
 
 
 Data = Iterable[Batch]
+
+
+def _check_tensor(name: str, values: object) -> None:
+    if values is not None and not isinstance(values, Tensor):
+        kind = type(values).__name__
+        raise InputError(f"{name} are a {kind}: pass a tensor, such as torch.as_tensor({name})")
+
+
+def _as_labels(labels: Any) -> Tensor:  # noqa: ANN401 - lists are common
+    try:
+        found = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(labels).__name__
+        raise InputError(f"labels are a {kind} that is no tensor of class numbers") from error
+    if found.ndim == 0:
+        raise InputError(
+            "labels are one number: give one for each row, such as labels[None], beside logits "
+            "of shape (1, k)"
+        )
+    return found
 
 
 def _check_unit(probs: Tensor) -> None:
@@ -106,7 +135,7 @@ class Chunked:
         for batch in self.data:
             if not isinstance(batch, Batch):
                 raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
-            full = held + len(batch) > self.rows
+            full = held + len(batch) > self._rows_of(batch)
             if waiting and (full or _kind(batch) != _kind(waiting[0])):
                 yield from self._chunks(waiting)
                 waiting, held = [], 0
@@ -114,15 +143,21 @@ class Chunked:
             held += len(batch)
         yield from self._chunks(waiting)
 
+    def _rows_of(self, batch: Batch) -> int:
+        """Rows of a chunk: fewer where a row is wide, such as the output of an inner layer."""
+        width = 0 if batch.features is None else batch.features[:1].numel()
+        return max(1, min(self.rows, CHUNK_VALUES // max(width, 1)))
+
     def _chunks(self, batches: list[Batch]) -> Iterator[Batch]:
         if not batches:
             return
         batch = batches[0] if len(batches) == 1 else _joined(batches)
         if batch.labels.dtype in SMALL_INTEGERS:
             batch = replace(batch, labels=batch.labels.long())
-        for start in range(0, max(len(batch), 1), self.rows):
-            part = batch if len(batch) <= self.rows else batch.rows(slice(start, start + self.rows))
-            part = part if self.device is None else part.to(self.device)
+        size = self._rows_of(batch)
+        for start in range(0, max(len(batch), 1), size):
+            part = batch if len(batch) <= size else batch.rows(slice(start, start + size))
+            part = part.to(self.device)
             yield part if part.features is None else replace(part, features=wide(part.features))
 
 
@@ -204,6 +239,12 @@ def raw_logits(batch: Batch, head: Head | None) -> Tensor:
         return head(batch.features)
     assert stored is not None  # survey() has refused data with neither
     return stored
+
+
+def trainable(values: Tensor, device: torch.device | None = None) -> Tensor:
+    """The same values on a device, and of use in training where inference mode made them."""
+    moved = values if device is None else values.to(device)
+    return moved.clone() if moved.is_inference() else moved
 
 
 def wide(values: Tensor) -> Tensor:

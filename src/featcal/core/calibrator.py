@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits
+from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits, trainable
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.fitting import (
     Counted,
@@ -26,6 +26,7 @@ from featcal.core.fitting import (
     StepReport,
     evaluating,
     exact,
+    recording,
 )
 from featcal.core.head import CalibratedHead, as_head, head_logits
 from featcal.core.loss import Loss, measure, nll
@@ -71,6 +72,7 @@ class Calibrator(nn.Module, ABC):
         """Chooses the fitted values and assigns them; `fit` has checked the data already."""
 
     @final
+    @recording()
     @torch.no_grad()
     def fit(
         self,
@@ -104,7 +106,7 @@ class Calibrator(nn.Module, ABC):
             facts = survey(data, head)
             if self.needs_features and not facts.width:
                 raise InputError(f"{self!r} works on features, and the data holds logits alone")
-            self.to(facts.device)
+            self._apply(partial(trainable, device=facts.device))
             counted = None if head is None else Counted(head)
             raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
             seen = None if train is None else as_data(train, head)
@@ -132,7 +134,7 @@ class Calibrator(nn.Module, ABC):
                 part.report = None  # what it was fitted to before, alone, no longer holds
         for step in steps:
             if step.warning:
-                warnings.warn(step.warning, CalibrationWarning, stacklevel=3)
+                warnings.warn(step.warning, CalibrationWarning, stacklevel=4)
         return self
 
     def hyperparameters(self) -> dict[str, Any]:

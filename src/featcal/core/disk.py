@@ -18,7 +18,7 @@ def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERW
     path = Path(path)
     if path.is_dir() and overwrite:
         raise InputError(f"output {path} is a folder: choose another name")
-    if path.exists() and not overwrite:
+    if (path.exists() or path.is_symlink()) and not overwrite:
         raise InputError(f"output {path} exists: {remedy}")
     parent = path.absolute().parent
     if not parent.is_dir():

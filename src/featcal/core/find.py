@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from featcal.core.call import mapped, outputs_in, run, watched
 from featcal.core.errors import InputError
 from featcal.core.fitting import undisturbed
 from featcal.core.head import CalibratedHead, is_pointwise_conv
+from featcal.core.proof import check_not_multilabel, makes
 
 # Where networks keep their last layer by convention: Hugging Face, torchvision, many others.
 USUAL = ("classifier", "score", "classification_head", "fc", "head")
@@ -27,13 +29,6 @@ SHOWN = 8  # candidates in a message
 # What may stand behind the last layer in a container and leaves its logits what they are.
 LINKING = (nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Softmax)
 HARMLESS = (nn.Dropout, nn.Flatten, nn.Identity, *LINKING)
-
-# What a network may do to its logits before it returns them; a calibrated head stays before it.
-LINKS_OF_ONE: tuple[Callable[[Tensor], Tensor], ...] = (
-    torch.sigmoid,
-    nn.functional.logsigmoid,
-)
-LINKS = (*LINKS_OF_ONE, lambda z: z.softmax(-1), lambda z: z.log_softmax(-1))
 
 
 def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
@@ -53,8 +48,9 @@ def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) 
     """
     check_named(model, head)
     layers = _candidates(model)
-    guess = _guess(model, layers) if head is None else head
+    guess = _guess(model, layers)[0] if head is None else head
     if inputs is not None:
+        inputs = mapped(inputs, lambda tensor: tensor)  # arrays as tensors
         return _reached(model, _proved(model, inputs, guess, told=head is not None))
     if guess is None:
         what = "several classifiers" if layers else "no linear layer"
@@ -62,14 +58,53 @@ def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) 
     return _reached(model, guess)
 
 
+def fitting_head(model: nn.Module, fits: Callable[[nn.Module], bool]) -> str:
+    """The path of the last layer as `find_head` guesses it, where no batch can prove it.
+
+    Where nothing but its place speaks for that layer, it must be the only one that will do.
+
+    Args:
+        model: the trained classifier.
+        fits: whether a layer has the sizes that are known.
+    """
+    path, layers = find_head(model), _candidates(model)
+    if not _guess(model, layers)[1] or _in_sequence(model, path):
+        return path
+    fitting = [name for name, layer in layers.items() if fits(layer)]
+    alike = [name for name in fitting if _outputs(layers[name]) == _outputs(layers[path])]
+    others = fitting if path not in fitting else alike
+    if len(others) > 1:
+        raise InputError(
+            f"which layer is the last one is not clear: {', '.join(others[-SHOWN:])} would all do; "
+            "pass head=, the path of the one that makes the logits"
+        )
+    return _reached(model, others[0]) if others else path
+
+
+def _outputs(layer: nn.Module) -> object:
+    sizes = (getattr(layer, name, None) for name in ("out_features", "out_channels"))
+    return next((size for size in sizes if size is not None), None)
+
+
+def _in_sequence(model: nn.Module, path: str) -> bool:
+    """Whether the layers on the way run in the order in which they are registered."""
+    names = path.split(".")
+    ways = (model.get_submodule(".".join(names[:depth])) for depth in range(len(names)))
+    return all(type(part) is nn.Sequential for part in ways)
+
+
 def check_named(model: nn.Module, head: str | None) -> None:
     """Refuses a path that is not in the model, and a model whose layers cannot be reached."""
     check_bare(model)
-    if head is not None and head not in dict(model.named_modules()):
+    if head is None:
+        return
+    try:
+        model.get_submodule(head)  # by any of the names a layer may have
+    except AttributeError as error:
         have = ", ".join(list(_candidates(model))[-5:]) or "none"
         raise InputError(
             f"head {head!r} is not a module of the model: its last linear layers are {have}"
-        )
+        ) from error
 
 
 def inner_layer(model: nn.Module, path: str) -> nn.Module:
@@ -121,21 +156,28 @@ def _candidates(model: nn.Module) -> dict[str, nn.Module]:
     return {n: part for n, part in layers if _is_linear(part) or isinstance(part, CalibratedHead)}
 
 
-def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> str | None:
-    """The likely path: what the model says, a usual name, or the last linear layer."""
+def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> tuple[str | None, bool]:
+    """The likely path: what the model says, a usual name, or the last linear layer.
+
+    With it, whether its place is all that speaks for it.
+    """
     said = None
     with suppress(Exception):  # a hint, no more: a model may mean something else by this name
         said = model.get_classifier()  # type: ignore[operator]
-    if isinstance(said, (tuple, list)):
-        return None  # which of them makes the output, if any does alone, only a batch can tell
+    if isinstance(said, (tuple, list, nn.ModuleList)):
+        return (
+            None,
+            False,
+        )  # which of them makes the output, if any does alone, only a batch can tell
     names: dict[int, str] = {id(part): name for name, part in model.named_modules()}
     found: list[object] = [said, *(getattr(model, name, None) for name in USUAL)]
     for module in found:
         inside = set(map(id, module.modules())) if isinstance(module, nn.Module) else set()
         named = [name for name, layer in layers.items() if id(layer) in inside]
         if named:
-            return names.get(id(module), named[-1]) if _goes_on(module) else named[-1]
-    return next(reversed(layers), None)
+            path = names.get(id(module), named[-1]) if _goes_on(module) else named[-1]
+            return path, False
+    return next(reversed(layers), None), True
 
 
 def _goes_on(module: object) -> bool:
@@ -155,50 +197,6 @@ def _is_linear(module: object) -> bool:
     return isinstance(module, nn.Linear) or is_pointwise_conv(module)
 
 
-def run(model: nn.Module, inputs: Any) -> Any:  # noqa: ANN401
-    """The model's output: of keyword arguments, of several arguments, or of one."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
-
-
-def outputs_in(output: Any) -> list[Tensor]:  # noqa: ANN401
-    """The tensors of an output that may be its logits: those called so, else all, in order."""
-    if isinstance(output, Tensor):
-        return [output]
-    named = output.get("logits") if isinstance(output, Mapping) else None
-    named = getattr(output, "logits", None) if named is None else named
-    if isinstance(named, Tensor):
-        return [named]
-    parts = output.values() if isinstance(output, Mapping) else output
-    nested = isinstance(output, (Mapping, tuple, list))
-    return [tensor for part in parts for tensor in outputs_in(part)] if nested else []
-
-
-Call = tuple[str, Any, Any]  # a layer's path, its one argument (else None), what it gave
-
-
-@contextmanager
-def watched(
-    model: nn.Module, paths: Iterable[str], keep: Callable[[Any], Any] = lambda value: value
-) -> Iterator[list[Call]]:
-    """Records, in order, what enters and leaves some layers while the block runs."""
-    calls: list[Call] = []
-
-    def remember(path: str) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[Any, ...], named: Any, output: Any) -> None:  # noqa: ANN401
-            only = inputs[0] if len(inputs) == 1 and not named else None
-            calls.append((path, keep(only), keep(output)))
-
-        return hook
-
-    with ExitStack() as hooks:
-        for path in paths:
-            layer = model.get_submodule(path)
-            hooks.enter_context(layer.register_forward_hook(remember(path), with_kwargs=True))
-        yield calls
-
-
 def _few_rows(value: Any) -> Any:  # noqa: ANN401
     few = isinstance(value, Tensor) and value.ndim > 0
     return value[:PROOF_ROWS].detach().clone() if few else None
@@ -214,43 +212,13 @@ def _proved(model: nn.Module, inputs: Any, guess: str | None, *, told: bool) -> 
     makers = [path for path, given in found.items() if any(makes(given, z) for z in output)]
     if guess in makers:
         return guess
+    if output and not any(tensor.numel() for tensor in output):
+        raise InputError("inputs have no rows, which proves nothing: pass a batch with some")
+    if not makers:
+        check_not_multilabel(found, output)
     if told or not makers:
         raise InputError(_none_makes(guess if told else None, output, found, makers))
     return makers[-1]
-
-
-def makes(given: Tensor, output: Tensor) -> bool:
-    """Whether the model's output is what a layer gave, as it is or through a softmax or sigmoid."""
-    if output.ndim == 0 or not output.numel() or not output.is_floating_point():
-        return False  # such as a loss or a prediction beside the logits
-    digits = torch.finfo(output.dtype).eps
-    output = output[: len(given)].double()
-    given = given.double()
-    if given.numel() != output.numel():
-        return positions(given, output) is not None
-    given = given.reshape(output.shape)
-    if output.shape[2:].numel() == 1:  # classes last, where a softmax acts
-        given, output = (part.reshape(len(part), -1) for part in (given, output))
-    links = LINKS if output.shape[-1] > 1 else LINKS_OF_ONE
-    return _close(given, output) or any(_close(link(given), output, digits) for link in links)
-
-
-def _close(found: Tensor, output: Tensor, digits: float = 0.0) -> bool:
-    """NaN is as good as NaN: what it means for a fit is for `survey` to say, row by row."""
-    return torch.allclose(found, output, rtol=max(1e-5, digits), atol=1e-6, equal_nan=True)
-
-
-def positions(given: Tensor, output: Tensor) -> Tensor | None:
-    """Which of the positions (n, t, k) a layer worked at the model kept as its output (n, k).
-
-    Language models score every token and return the scores of one; None when they do not.
-    """
-    if output.ndim == 1:
-        output = output[:, None]  # one logit a row
-    if given.ndim != 3 or output.ndim != 2 or given.shape[::2] != output.shape:
-        return None
-    same = (given == output[:, None].to(given.dtype)).all(2)  # (n, t)
-    return same.int().argmax(1) if bool(same.any(1).all()) else None
 
 
 def _none_makes(

@@ -228,6 +228,16 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def recording() -> Iterator[None]:
+    """No inference mode in the block: a tensor made there could never take part in training."""
+    with ExitStack() as stack:
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(mode=False))
+            stack.enter_context(torch.no_grad())
+        yield
+
+
+@contextmanager
 def exact() -> Iterator[None]:
     """No autocast in the block: a fit in half precision would follow its own rounding."""
     with ExitStack() as stack:
@@ -239,13 +249,20 @@ def exact() -> Iterator[None]:
 
 @contextmanager
 def evaluating(head: Head | None) -> Iterator[None]:
-    """Puts a head into eval mode for the block (dropout off) and restores every flag after it."""
+    """Puts a head into eval mode for the block (dropout off) and restores every flag after it.
+
+    By `train()`, from the outside in: some modules act on it, as LoRA layers do, which add their
+    part to the weights in eval mode.
+    """
     modules = list(head.modules()) if isinstance(head, nn.Module) else []
     flags = [module.training for module in modules]
     try:
-        if isinstance(head, nn.Module):
+        if isinstance(head, nn.Module) and any(flags):
             head.eval()
         yield
     finally:
         for module, flag in zip(modules, flags, strict=True):
-            module.training = flag
+            if module.training != flag:
+                module.train(flag)
+        for module, flag in zip(modules, flags, strict=True):
+            module.training = flag  # whatever `train()` made of it

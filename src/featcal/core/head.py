@@ -7,8 +7,7 @@ into a model keeps its own shapes and its own names in the `state_dict`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from featcal.core.batch import Head, wide
 from featcal.core.binary import one_logit, two_classes
 from featcal.core.errors import InputError
+from featcal.core.wrapper import Wrapper
 
 if TYPE_CHECKING:
     from featcal.core.calibrator import Calibrator
@@ -38,8 +38,8 @@ def channels(layer: object, features: Tensor) -> int | None:
 
     It is counted from the last one, because layers also take one sample without a batch axis.
     """
-    if isinstance(layer, CalibratedHead):
-        layer = layer.get_submodule(layer.inner)
+    if isinstance(layer, Wrapper):
+        layer = layer.uncalibrated
     if type(layer) is nn.Sequential:
         axes = {channels(part, features) for part in layer if type(part) not in INERT}
         return axes.pop() if len(axes) == 1 else None
@@ -129,19 +129,17 @@ def logits_of(layer: Head, rows: Tensor, sample: torch.Size | None) -> Tensor:
 
 
 def logit_rows(given: Tensor) -> Tensor:
-    """What a layer gave for samples, as rows (n, k) with k of at least 2."""
-    check_one_row(given)
-    return two_classes(given if given.ndim < 3 else given.flatten(1))
+    """What a layer gave for samples, as rows (n, k) with k of at least 2.
 
-
-def check_one_row(given: Tensor) -> None:
-    """Refuses what is more than a row of logits a sample, such as (n, t, k): which are classes?"""
+    More than one row a sample, such as (n, t, k), is refused: which of them are the classes?
+    """
     sizes = tuple(given.shape[1:])
     if len(sizes) > 1 and sum(size != 1 for size in sizes) > 1:
         raise InputError(
             f"the last layer gives values of shape {sizes} for a sample: name a layer that gives "
             "one logit a class with head="
         )
+    return two_classes(given if given.ndim < 3 else given.flatten(1))
 
 
 @final
@@ -160,56 +158,9 @@ class RowHead(nn.Module):
         return logit_rows(logits_of(self.layer, rows.to(dtype), self.sample))
 
 
-class Wrapper(nn.Module):
-    """Stands in for a layer of a model: the layer's names in the `state_dict` stay its own.
-
-    Attributes the wrapper lacks are the layer's, so that `model.fc.in_features` still answers.
-    """
-
-    inner = "head"  # the name of the child that is the layer
-
-    def __init__(self, layer: nn.Module, calibrator: Calibrator) -> None:
-        super().__init__()
-        self.add_module(self.inner, layer)
-        self.calibrator = calibrator
-        self.training = layer.training
-        self._register_state_dict_hook(_own_names)  # type: ignore[no-untyped-call]
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the layer has
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            layer = self.__dict__.get("_modules", {}).get(self.inner)
-            if layer is None or name.startswith("__"):
-                raise
-            return getattr(layer, name)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        *args: Any,  # noqa: ANN401
-    ) -> None:
-        """Takes the names of the model without a calibrator as well, and then keeps its own."""
-        for key in self._modules[self.inner].state_dict():  # type: ignore[union-attr]
-            if prefix + key in state_dict:
-                state_dict[f"{prefix}{self.inner}.{key}"] = state_dict.pop(prefix + key)
-        kept = {f"{prefix}calibrator.{k}": v for k, v in self.calibrator.state_dict().items()}
-        if not any(key.startswith(f"{prefix}calibrator.") for key in state_dict):
-            state_dict.update(kept)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
-    def _fqn_modifiers(self) -> dict[str, str]:
-        """Tells torch's distributed checkpoints which names lack the name of the layer's place."""
-        layer = self.get_submodule(self.inner)
-        return {key.partition(".")[0]: self.inner for key in layer.state_dict()}
-
-
-def _own_names(wrapper: Wrapper, state: dict[str, Any], prefix: str, _: Mapping[str, Any]) -> None:
-    """Takes the wrapper's own name out of the names of the layer's tensors, in their order."""
-    within = f"{prefix}{wrapper.inner}."
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[prefix + key.removeprefix(within) if key.startswith(within) else key] = state.pop(key)
+def autocasts(kind: str) -> bool:
+    """Whether the caller asked for mixed precision on devices of this kind."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
 
 
 @final
@@ -229,14 +180,29 @@ class CalibratedHead(Wrapper):
 
     def forward(self, features: Tensor) -> Tensor:
         """Calibrated logits of what enters the layer, in the shape in which it gives its own."""
-        layer = self.get_submodule(self.inner)
+        kind = features.device.type
+        if not autocasts(kind):
+            return self._calibrated(features, self.uncalibrated)
+        dtype = torch.get_autocast_dtype(kind)
+
+        def layer(rows: Tensor) -> Tensor:
+            with torch.autocast(kind, dtype):
+                return self.uncalibrated(rows)  # type: ignore[no-any-return]
+
+        # Mixed precision is for the network: a calibrator's few sums need all their digits.
+        with torch.autocast(kind, enabled=False):
+            return self._calibrated(features, layer)
+
+    def _calibrated(self, features: Tensor, call: Head) -> Tensor:
+        """The same, where `call` runs the layer."""
+        layer = self.uncalibrated
         if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
-            return self.calibrator(features, layer)  # type: ignore[no-any-return]
+            return self.calibrator(features, call)  # type: ignore[no-any-return]
         sample = sample_shape(layer, features)
         given: list[torch.Size] = []
 
         def head(rows: Tensor) -> Tensor:
-            own = logits_of(layer, rows, sample)
+            own = logits_of(call, rows, sample)
             given.append(own.shape[1:])
             return logit_rows(own)
 

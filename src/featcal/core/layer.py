@@ -5,18 +5,15 @@ This is the layer ablation of the paper: features clipped somewhere inside, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
+from featcal.core.call import mapped, run, watched
 from featcal.core.errors import InputError
-from featcal.core.find import run, watched
-from featcal.core.head import Wrapper, logit_rows
-
-if TYPE_CHECKING:
-    from featcal.core.calibrator import Calibrator
+from featcal.core.head import logit_rows
+from featcal.core.wrapper import Wrapper
 
 
 def first_tensor(output: Any) -> Tensor:  # noqa: ANN401
@@ -41,14 +38,9 @@ def with_first(output: Any, tensor: Tensor) -> Any:  # noqa: ANN401
 class MappedLayer(Wrapper):
     """A layer whose output goes through feature maps, each sample as one row."""
 
-    inner = "layer"
-
-    def __init__(self, layer: nn.Module, calibrator: Calibrator) -> None:
-        super().__init__(layer, calibrator)
-
     def forward(self, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the layer takes
         """The layer's output, mapped."""
-        output = self.get_submodule(self.inner)(*inputs, **named)
+        output = self.uncalibrated(*inputs, **named)
         given = first_tensor(output)
         rows = given.flatten(1)
         for step in self.calibrator.steps_in_order():
@@ -109,14 +101,3 @@ def first_row_of(inputs: Any) -> Any:  # noqa: ANN401
 def repeated(inputs: Any, rows: int) -> Any:  # noqa: ANN401
     """The one row of every tensor, so many times."""
     return mapped(inputs, lambda t: t.expand(rows, *t.shape[1:]) if t.ndim else t)
-
-
-def mapped(inputs: Any, change: Any) -> Any:  # noqa: ANN401
-    """The same structure with every tensor in it changed."""
-    if isinstance(inputs, Tensor):
-        return change(inputs)
-    if isinstance(inputs, Mapping):
-        return {key: mapped(value, change) for key, value in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return tuple(mapped(value, change) for value in inputs)
-    return inputs

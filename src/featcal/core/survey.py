@@ -124,14 +124,29 @@ def check_same(logits: Tensor, stored: Tensor) -> None:
             "this is not the head that made them"
         )
     narrow = min(logits.dtype.itemsize, stored.dtype.itemsize) < 4
-    allowed = (0.05 if narrow else 1e-3) * (1 + float(stored.abs().max()))
-    gap = float((logits.double() - stored.double()).abs().max())
-    if gap > allowed:
+    logits, stored = logits.double(), stored.double()
+    gaps = (logits - stored).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    gaps = gaps.where(stored.isfinite(), 0)  # check_batch names the rows of those that are not
+    far = gaps > (0.05 if narrow else 1e-3) * _sizes(stored)
+    if bool(far.any()):
+        gap = float(gaps[far].max())
         raise InputError(
             f"head(features) differs from the stored logits by {gap:.3g}: this is not the head "
             "that made them, or something stands between features and head (a missing ReLU, "
             "active dropout)"
         )
+
+
+def _sizes(logits: Tensor) -> Tensor:
+    """What a difference (n, k) is to be compared with: the logit itself, and the row's largest.
+
+    Not the largest size of all: a class masked by -1e9 would excuse the others. A row whose
+    largest logit is near 0 by chance has the rounding of rows like the others.
+    """
+    tops = logits.amax(1, keepdim=True).abs()
+    usual = tops.median() if len(tops) else tops.sum()
+    sizes = torch.maximum(torch.maximum(logits.abs(), tops), usual)
+    return torch.where(sizes.isfinite(), sizes, 1).clamp(min=1)
 
 
 def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
@@ -143,6 +158,7 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
         raise InputError(
             f"labels have shape {tuple(labels.shape)} and type {labels.dtype}"
             f"{_odd_label(labels, first_row)}: they must be one integer a row"
+            f"{_label_remedy(labels)}"
         )
     for name, values in (("features", batch.features), ("logits", batch.logits)):
         if values is None:
@@ -166,6 +182,16 @@ def _odd_label(labels: Tensor, first_row: int) -> str:
         return ""
     row = int(odd[0, 0])
     return f", {float(labels[row]):.6g} in row {first_row + row}"
+
+
+def _label_remedy(labels: Tensor) -> str:
+    """How labels in a form that is known are made to be one integer a row."""
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        return "; take labels[:, 0]" + (".long()" if labels.is_floating_point() else "")
+    if labels.ndim == 2 and bool(((labels != 0).sum(1) == 1).all()):
+        return "; take labels.argmax(1)"
+    whole = labels.dtype == torch.bool or not bool((labels.frac() != 0).any())
+    return "; take labels.long()" if labels.ndim == 1 and whole else ""
 
 
 def check_finite(data: Data, name: str = "the head's logits", *, first_row: int = 0) -> None:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Head, wide
 from featcal.core.binary import two_classes
+from featcal.core.call import Call, outputs_in, run, watched
 from featcal.core.errors import InputError
-from featcal.core.find import (
-    Call,
-    check_named,
-    find_head,
-    inner_layer,
-    outputs_in,
-    positions,
-    run,
-    watched,
-)
+from featcal.core.find import check_named, find_head, inner_layer
 from featcal.core.fitting import exact, undisturbed
-from featcal.core.head import as_head, channels, check_one_row, rows_of, sample_shape
+from featcal.core.head import as_head, rows_of, sample_shape
 from featcal.core.layer import Rest, first_tensor
 from featcal.core.progress import ROWS, shown, tell
+from featcal.core.proof import positions
 from featcal.core.survey import check_same
 from featcal.data.loading import Unpack, checked_iter, placed, rows_expected, unpacked
 
@@ -64,9 +56,9 @@ def collect(
 ) -> Collected:
     """Runs the model over labelled batches and keeps what enters and leaves its last layer.
 
-    The model is in eval mode meanwhile; its flags, its gradients and every random state are as
-    before afterwards. Inputs go to its device; autocast is respected where the caller turned it
-    on; the results are kept in main memory.
+    The model is in eval mode meanwhile; its flags, its gradients and the random states of torch,
+    numpy and Python are as before afterwards. Inputs go to its device; autocast is respected where
+    the caller turned it on; the results are kept in main memory.
 
     Args:
         model: the trained classifier.
@@ -130,16 +122,15 @@ class Collector:
         done, expected = 0, rows_expected(loader)
         with undisturbed(self.model):
             for batch in checked_iter(loader):
-                found = self.one(batch)
+                found = self.one(*unpacked(self.model, batch, self.unpack))
                 done += len(found)
                 yield found
                 tell(label, done, max(expected, done))
         if not done:
             raise InputError("loader is empty: pass held-out data as (inputs, labels)")
 
-    def one(self, batch: Any) -> Batch:  # noqa: ANN401
-        """What one batch of a loader gives; the model is in eval mode already."""
-        inputs, labels = unpacked(self.model, batch, self.unpack)
+    def one(self, inputs: Any, labels: Tensor) -> Batch:  # noqa: ANN401
+        """What one batch gives; the model is in eval mode already."""
         inputs = placed(inputs, self.model)
         if self._path is None:
             self.example = inputs
@@ -147,6 +138,8 @@ class Collector:
         seen = self._seen(inputs, len(labels))
         if self._head is None:
             self._head = self._checked_head(inputs, seen)
+        elif self.layer is not None and not _makes(self._head, seen):
+            self._refuse_layer()  # what stood in for the inputs of the first batch will not do here
         # Copies: a view would keep alive all it is a part of, such as every token of a sample.
         logits, features = (part.to("cpu", copy=True) for part in (seen.logits, seen.features))
         return Batch(logits, labels.to("cpu", copy=True), features)  # one logit becomes two here
@@ -182,13 +175,26 @@ class Collector:
             head = Rest(
                 self.model, inputs, layer=layer, head=self.path, sample=seen.sample, repeat=repeat
             )
-            with suppress(Exception):  # a network may refuse a stand-in input in any way
-                check_same(head(seen.features), two_classes(seen.logits))
+            if _makes(head, seen):
                 return head
+        self._refuse_layer()
+
+    def _refuse_layer(self) -> NoReturn:
         raise InputError(
-            f"the logits cannot be computed from what layer {layer!r} gives alone: the network "
-            "also leads around it, or depends on its inputs elsewhere; name a later layer"
+            f"the logits cannot be computed from what layer {self.layer!r} gives alone: the "
+            "network also leads around it, or depends on its inputs elsewhere; name a later layer"
         )
+
+
+def _makes(head: Head, seen: Seen) -> bool:
+    """Whether the rest of a network gives the logits of the whole."""
+    try:
+        check_same(head(seen.features), two_classes(seen.logits))
+    except torch.OutOfMemoryError:
+        raise
+    except (InputError, RuntimeError, TypeError, ValueError, IndexError):
+        return False  # a network may refuse a stand-in input in many ways
+    return True
 
 
 def _one_call(calls: list[Call], path: str) -> tuple[Any, Any]:
@@ -222,6 +228,4 @@ def _last_seen(last: nn.Module, entered: Any, given: Tensor, output: list[Tensor
     if place is not None:  # a language model scores every token and keeps one a sample
         sample = torch.arange(len(place), device=place.device)
         entered, given = entered[sample, place], given[sample, place]
-    if channels(last, entered) is None:
-        check_one_row(given)
     return Seen(rows_of(last, entered), rows_of(last, given), sample_shape(last, entered))

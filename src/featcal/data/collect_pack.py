@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors.torch import load_file
@@ -20,9 +20,10 @@ from featcal.data.layout import Gate, head_tensors
 from featcal.data.loading import Unpack, left, rows_expected
 from featcal.data.pack import Pack
 from featcal.data.partial import Partial, opened
-from featcal.data.shards import SHARD_ROWS, grouped
+from featcal.data.shards import grouped
 from featcal.data.write import About, check_splits
 
+COLLECTED_ROWS = 8192  # in a shard: what a kill costs, and what is in memory at a time
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
@@ -38,7 +39,7 @@ def collect_pack(
     name: str | None = None,
     class_names: Sequence[str] | None = None,
     meta: Mapping[str, Any] | None = None,
-    shard_rows: int = SHARD_ROWS,
+    shard_rows: int = COLLECTED_ROWS,
 ) -> Pack:
     """Runs the model over its loaders and writes a feature pack, a shard at a time.
 
@@ -65,23 +66,23 @@ def collect_pack(
     extra = {} if layer is None else {"layer": layer}
     called = type(model).__name__ if name is None else name
     about = About.checked(dataset, called, class_names, {**(meta or {}), **extra})
-    settings = {"splits": list(loaders), "shard_rows": shard_rows, "head": head, "layer": layer}
+    rows = {split: rows_expected(loader) for split, loader in loaders.items()}
+    settings = {"rows": rows, "shard_rows": shard_rows, "head": head, "layer": layer}
     collector = Collector(model, head=head, layer=layer, unpack=unpack)
-    with shown(), opened(out, settings) as partial:
+    gate = Gate(None, about.class_names)
+    with shown(), undisturbed(model), opened(out, settings) as partial:
         if partial is not None:
-            gate = Gate(None, about.class_names)
-            gate.layout = partial.layout
+            gate.go_on(partial.layout)
             for split, loader in loaders.items():
-                if split not in partial.whole:
-                    _collect_split(partial, collector, gate, split, loader)
-            assert partial.layout is not None  # every split has a row by now
-            shards = {split: tuple(partial.shards[split]) for split in loaders}
-            partial.finish(Path(out), about.manifest(partial.layout, partial.head, shards))
+                _collect_split(partial, collector, gate, split, loader)
+            partial.finish(about)
     return Pack.open(out)
 
 
 def _check_order(split: str, loader: object) -> None:
-    if isinstance(getattr(loader, "sampler", None), SHUFFLING):
+    batches = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    if any(isinstance(sampler, SHUFFLING) for sampler in samplers):
         raise InputError(
             f"the loader of split {split!r} shuffles, and a killed run could not go on with it: "
             "make it with shuffle=False"
@@ -96,7 +97,8 @@ def _collect_split(
     for group in grouped(batches, partial.settings["shard_rows"]):
         assert gate.layout is not None
         partial.add_shard(split, group, gate.layout)
-    partial.close(split)
+    if split not in partial.whole:
+        partial.close(split)
 
 
 @torch.no_grad()
@@ -104,22 +106,28 @@ def _rest_of(
     partial: Partial, collector: Collector, gate: Gate, split: str, loader: Iterable[Any]
 ) -> Iterator[Batch]:
     """The rows of a split that are not on disk yet; whole batches run, so that rounding is too."""
-    done, expected = partial.rows(split), rows_expected(loader)
-    with undisturbed(collector.model):
-        for start, raw in left(collector.model, loader, done, collector.unpack):
-            batch = collector.one(raw)
-            _know_head(partial, collector, gate)
-            if gate.head is not None:
-                batch = Batch(None, batch.labels, batch.features)  # the head makes the logits
-            if start == 0 and done:
-                _check_unchanged(partial, split, batch)
-            end = start + len(batch)
-            yield batch.rows(slice(max(done - start, 0), None))
-            tell(f"collecting {split}{ROWS}", max(end, done), max(expected, end, done))
+    done, expected, end = partial.rows(split), rows_expected(loader), 0
+    for start, pair in left(collector.model, loader, done, collector.unpack):
+        batch = collector.one(*pair)
+        _know_head(partial, collector, gate)
+        if gate.head is not None:
+            batch = Batch(None, batch.labels, batch.features)  # the head makes the logits
+        end = start + len(batch)
+        if start < done:
+            _check_unchanged(partial, split, start, batch.rows(slice(0, done - start)))
+        if split in partial.whole and end > done:
+            break
+        yield batch.rows(slice(max(done - start, 0), None))
+        tell(f"collecting {split}{ROWS}", max(end, done), max(expected, end, done))
+    if end < done or (split in partial.whole and end != done):
+        _refuse(partial, f"the loader of {split!r} has other than the {done} rows that are stored")
 
 
 def _know_head(partial: Partial, collector: Collector, gate: Gate) -> None:
     """Stores a linear head, once; a run that goes on must have the same."""
+    linear = isinstance(collector.head, nn.Linear)
+    if partial.layout is not None and linear != (partial.head is not None):
+        _refuse(partial, "the last layer is of another kind")
     if gate.head is not None or not isinstance(collector.head, nn.Linear):
         return
     gate.head = head_tensors(collector.head)
@@ -132,17 +140,30 @@ def _know_head(partial: Partial, collector: Collector, gate: Gate) -> None:
         _refuse(partial, "the last layer has other weights")
 
 
-def _check_unchanged(partial: Partial, split: str, batch: Batch) -> None:
-    """Compares the first batch with what an earlier run stored of it."""
-    stored = load_file(partial.folder / partial.shards[split][0].file)
-    for name, values in stored.items():
-        rows: Tensor = getattr(batch, name)[: len(values)]
-        first = values[: len(rows)].to(rows.dtype)
-        if not torch.allclose(rows.double(), first.double(), 1e-3, 1e-4):
-            _refuse(partial, f"the first batch of {split!r} has other {name}")
+def _check_unchanged(partial: Partial, split: str, start: int, batch: Batch) -> None:
+    """Compares rows of a batch with what an earlier run stored of them."""
+    size = partial.settings["shard_rows"]
+    for first in range(start - start % size, start + len(batch), size):
+        stored = load_file(partial.folder / partial.shards[split][first // size].file)
+        rows = slice(max(start - first, 0), start + len(batch) - first)
+        theirs = batch.rows(slice(max(first - start, 0), first + size - start))
+        for name, values in stored.items():
+            if not _alike(values[rows], getattr(theirs, name)):
+                _refuse(
+                    partial, f"rows from {first + rows.start} on of {split!r} have other {name}"
+                )
 
 
-def _refuse(partial: Partial, why: str) -> None:
+def _alike(stored: Tensor, found: Tensor | None) -> bool:
+    """Whether values are the same but for the rounding of another machine."""
+    if found is None or found.shape != stored.shape:
+        return False
+    if stored.is_floating_point() and found.dtype != stored.dtype:
+        return False
+    return torch.allclose(found.double(), stored.double(), 1e-3, 1e-4)
+
+
+def _refuse(partial: Partial, why: str) -> NoReturn:
     folder = partial.folder
     raise InputError(
         f"{folder} cannot be gone on with: {why}; give the model and the loaders it was begun "

@@ -41,6 +41,12 @@ class Gate:
         self.class_names = class_names
         self.layout: Layout | None = None
 
+    def go_on(self, layout: Layout | None) -> None:
+        """Takes over the layout of batches that came before, None where there were none."""
+        self.layout = layout
+        if layout is not None:
+            self._check_names(layout.classes)
+
     def checked(self, name: str, data: Batch | Data, *, first_row: int = 0) -> Iterator[Batch]:
         """The batches of one split, from a row on, in the types they are stored in.
 
@@ -80,11 +86,14 @@ class Gate:
             _check_head(self.head["weight"], batch)
             _check_made_by(self.head, batch.rows(slice(0, 64)))
         classes = self._classes(batch)
+        self._check_names(classes)
+        return _layout(batch, classes)
+
+    def _check_names(self, classes: int) -> None:
         if self.class_names is not None and len(self.class_names) != classes:
             raise InputError(
                 f"{len(self.class_names)} class_names for {classes} classes: give one name a class"
             )
-        return _layout(batch, classes)
 
     def _classes(self, batch: Batch) -> int:
         if self.head is not None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from featcal.core.call import mapped
 from featcal.core.errors import InputError
-from featcal.core.layer import mapped
 
 # Of a DataLoader, for one that gives some of its batches.
 SAME_OPTIONS = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
@@ -104,9 +104,16 @@ def rows_expected(loader: Iterable[Any]) -> int:
     if isinstance(loader, DataLoader) and loader.batch_sampler is None:
         return 0  # its data set gives whole batches
     sources = (getattr(loader, name, None) for name in ("sampler", "dataset"))
-    rows = next((len(source) for source in sources if isinstance(source, Sized)), 0)
+    rows = next((_length(source) for source in sources if isinstance(source, Sized)), 0)
     size = getattr(loader, "batch_size", None)
     return rows - rows % size if size and getattr(loader, "drop_last", False) else rows
+
+
+def _length(source: Sized) -> int:
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):  # a length it has in name only
+        return 0
 
 
 def _rows_in(batch: Any) -> int:  # noqa: ANN401
@@ -128,32 +135,41 @@ def checked_iter(loader: Iterable[Any]) -> Iterator[Any]:
     return iter(loader)
 
 
+Pair = tuple[Any, Tensor]  # inputs and labels of one batch
+
+
 def left(
     model: nn.Module, loader: Iterable[Any], done: int, unpack: Unpack | None
-) -> Iterator[tuple[int, Any]]:
-    """The first batch and every batch with rows beyond `done`, each with its first row's number.
+) -> Iterator[tuple[int, Pair]]:
+    """The batches with rows beyond `done` and two before them, each with its first row's number.
 
-    The samples of the others are not even loaded where a DataLoader says which they are.
+    The two are the first batch and the one that ends what is done, for a look at whether they are
+    what they were. The samples of the others are not even loaded where a DataLoader says which
+    they are.
     """
     if done and isinstance(loader, DataLoader) and _indexable(loader):
-        yield from _indexed(loader, done)
+        for start, batch in _indexed(loader, done):
+            yield start, unpacked(model, batch, unpack)
         return
-    start = 0
+    end = 0
     for batch in checked_iter(loader):
-        end = start + len(unpacked(model, batch, unpack)[1])
-        if start == 0 or end > done:
-            yield start, batch
-        start = end
+        pair = unpacked(model, batch, unpack)
+        start, end = end, end + len(pair[1])
+        if start == 0 or end >= done:
+            yield start, pair
 
 
 def _indexable(loader: DataLoader[Any]) -> bool:
-    return loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+    """Whether a loader does what a plain one does with the indices of its batches."""
+    plain = type(loader).__iter__ is DataLoader.__iter__
+    map_style = not isinstance(loader.dataset, IterableDataset)
+    return plain and map_style and loader.batch_sampler is not None
 
 
 def _indexed(loader: DataLoader[Any], done: int) -> Iterator[tuple[int, Any]]:
     indices = [list(batch) for batch in loader.batch_sampler or ()]
     starts = [0, *accumulate(map(len, indices))]
-    kept = [i for i in range(len(indices)) if i == 0 or starts[i + 1] > done]
+    kept = [i for i in range(len(indices)) if i == 0 or starts[i + 1] >= done]
     options = {name: getattr(loader, name) for name in SAME_OPTIONS}
     rest = DataLoader(loader.dataset, batch_sampler=[indices[i] for i in kept], **options)
     yield from zip((starts[i] for i in kept), rest, strict=True)

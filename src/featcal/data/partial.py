@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,10 +21,13 @@ from featcal.core.batch import Batch
 from featcal.core.disk import REMOVE, check_free
 from featcal.core.errors import InputError
 from featcal.data.layout import Layout
-from featcal.data.manifest import HEAD, MANIFEST, Manifest, Part
+from featcal.data.manifest import HEAD, MANIFEST, Part, read_manifest
 from featcal.data.pack import sha256
 from featcal.data.shards import save_part, save_shard, write_json, write_manifest
+from featcal.data.write import About
 
+VERSION = 1
+PARTIAL = ".partial"
 JOURNAL = "journal.json"
 LOCK = ".lock"
 
@@ -70,21 +74,23 @@ class Partial:
         self.whole.append(split)
         self._note()
 
-    def finish(self, path: Path, manifest: Manifest) -> None:
+    def finish(self, about: About) -> None:
         """Turns the folder into the pack."""
-        write_manifest(self.folder / MANIFEST, manifest)
+        assert self.layout is not None  # every split has a row by now
+        shards = {split: tuple(self.shards[split]) for split in self.settings["rows"]}
+        write_manifest(self.folder / MANIFEST, about.manifest(self.layout, self.head, shards))
         (self.folder / JOURNAL).unlink()
-        _settle(self.folder, path)
+        _settle(self.folder)
 
     def _note(self) -> None:
-        state = asdict(self)
+        state = {"version": VERSION, **asdict(self)}
         del state["folder"]
         write_json(self.folder / JOURNAL, state)
 
 
 def partial_of(path: Path) -> Path:
     """The folder in which a pack is made."""
-    return path.with_name(f"{path.name}.partial")
+    return path.with_name(path.name + PARTIAL)
 
 
 @contextmanager
@@ -95,22 +101,46 @@ def opened(path: Path | str, settings: dict[str, Any]) -> Iterator[Partial | Non
         InputError: when `path` exists, when another process is at work on it, and when what was
             begun there was something else.
     """
-    path = check_free(path, remedy=REMOVE)
+    path = check_free(path, remedy=REMOVE).absolute()  # the folder may change under a loader
     folder = partial_of(path)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is in the way of the work on {path.name}: move it away")
     folder.mkdir(exist_ok=True)
     with _locked(folder):
-        if (folder / MANIFEST).exists() and not (folder / JOURNAL).exists():
-            _settle(folder, path)  # killed between the last two steps
+        if _whole(folder, settings):
+            _settle(folder)  # killed between the last two steps
             yield None
             return
         partial = _resumed(folder, settings)
         _clear(partial)
-        try:
+        with _kept(partial):
             yield partial
-        except BaseException:
-            if not partial.shards:  # nothing to go on with
-                shutil.rmtree(folder)
-            raise
+
+
+@contextmanager
+def _kept(partial: Partial) -> Iterator[None]:
+    """Says that what is done is kept when something goes wrong, and removes what is nothing."""
+    try:
+        yield
+    except BaseException as error:
+        if not partial.shards:
+            shutil.rmtree(partial.folder)
+        elif isinstance(error, InputError) and partial.folder.name not in str(error):
+            raise InputError(f"{error}; what was done is kept in {partial.folder}") from error
+        raise
+
+
+def _whole(folder: Path, settings: dict[str, Any]) -> bool:
+    """Whether only the new name is missing; refused when other splits are asked for."""
+    if not (folder / MANIFEST).exists() or (folder / JOURNAL).exists():
+        return False
+    found = list(read_manifest(folder / MANIFEST).splits)
+    if found != list(settings["rows"]):
+        raise InputError(
+            f"{folder} is a whole pack of {', '.join(found)}: rename it to {folder.stem}, or "
+            "remove it to begin anew"
+        )
+    return True
 
 
 @contextmanager
@@ -135,9 +165,9 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(file)
 
 
-def _settle(folder: Path, path: Path) -> None:
+def _settle(folder: Path) -> None:
     (folder / LOCK).unlink(missing_ok=True)
-    os.rename(folder, path)
+    os.rename(folder, folder.with_name(folder.name.removesuffix(PARTIAL)))
 
 
 def _resumed(folder: Path, settings: dict[str, Any]) -> Partial:
@@ -157,8 +187,8 @@ def _resumed(folder: Path, settings: dict[str, Any]) -> Partial:
 def _read(folder: Path) -> Partial:
     try:
         state = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
-        layout, head = state["layout"], state["head"]
-        return Partial(
+        version, layout, head = (state[key] for key in ("version", "layout", "head"))
+        partial = Partial(
             folder,
             state["settings"],
             None if layout is None else Layout(**layout),
@@ -168,6 +198,12 @@ def _read(folder: Path) -> Partial:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{folder / JOURNAL} is damaged: remove {folder.name}") from error
+    if version != VERSION:
+        raise InputError(
+            f"{folder / JOURNAL} has version {version} and this featcal goes on with {VERSION}: "
+            f"finish it with the featcal that began it, or remove {folder.name}"
+        )
+    return partial
 
 
 def _clear(partial: Partial) -> None:
@@ -179,13 +215,14 @@ def _clear(partial: Partial) -> None:
             raise InputError(
                 f"{partial.folder / part.file} is damaged: remove {partial.folder.name}"
             )
+    splits = "|".join(partial.settings["rows"])
+    ours = re.compile(rf"\..*\.tmp|{HEAD}|{MANIFEST}|({splits})-\d{{5}}\.safetensors")
     kept = {JOURNAL, LOCK, *(part.file for part in parts)}
-    for file in partial.folder.iterdir():
-        ours = file.suffix in (".safetensors", ".tmp") or file.name == MANIFEST
-        if file.name not in kept and not ours:
+    rest = [file for file in partial.folder.iterdir() if file.name not in kept]
+    for file in rest:
+        if not ours.fullmatch(file.name) or not file.is_file():
             raise InputError(
                 f"{partial.folder} holds {file.name}, which no collection wrote: move it away"
             )
-    for file in partial.folder.iterdir():
-        if file.name not in kept:
-            file.unlink()
+    for file in rest:
+        file.unlink()

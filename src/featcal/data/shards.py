@@ -58,9 +58,12 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 def write_json(path: Path, value: object) -> None:
     """Writes JSON that appears whole or not at all."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    temporary.chmod(0o644)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        temporary.chmod(0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
 
 
 def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
@@ -71,8 +74,11 @@ def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None
         temporary.chmod(0o644)  # save_file's 0o600 would hide the pack from everyone else
         os.replace(temporary, path)
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"output {path.name} cannot be written ({error}): free some space or choose "
-            "another folder"
-        ) from error
+        raise _unwritable(path, error) from error
     return Part(path.name, path.stat().st_size, sha256(path), rows)
+
+
+def _unwritable(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"output {path.name} cannot be written ({error}): free some space or choose another folder"
+    )

@@ -1,4 +1,4 @@
-"""`torch.export` of a model with free batch size, its logits picked out of whatever it gives."""
+"""`torch.export` of a model with free batch size, one tensor picked out of whatever it gives."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import inspect
 import io
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from typing import final
 
@@ -14,11 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from featcal.core.binary import is_single
 from featcal.core.errors import InputError
-from featcal.core.find import outputs_in
 from featcal.core.fitting import exact, undisturbed
 from featcal.export.inputs import Dynamic, Example, Inputs
+from featcal.export.output import LOGITS, Output, proved_output
 
 POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
@@ -28,8 +27,8 @@ def program(
 ) -> ExportedProgram:
     """The model in eval mode as a `torch.export` program that gives its logits alone.
 
-    The model stays as it was, and shares its weights with the program. Save the program with
-    `torch.export.save`.
+    They are probabilities where the model ends in a softmax or sigmoid. The model stays as it was,
+    and shares its weights with the program. Save the program with `torch.export.save`.
 
     Args:
         model: a classifier, calibrated or not, or a calibrator's `wrap(head)`.
@@ -39,17 +38,18 @@ def program(
     """
     inputs = Inputs.of(model, example, dynamic)
     with undisturbed(model), exact():
-        logits_in(inputs.call(model))  # its own errors say more than those of the exporter
-        return captured(model, inputs)
+        return captured(model, inputs, proved_output(model, inputs))
 
 
-def captured(model: nn.Module, inputs: Inputs, *, probabilities: bool = False) -> ExportedProgram:
-    """A model in eval mode as a program: logits, and their probabilities where asked for."""
+def captured(
+    model: nn.Module, inputs: Inputs, output: Output, *, probabilities: bool = False
+) -> ExportedProgram:
+    """A model in eval mode as a program: one output, and its probabilities where asked for."""
     inputs = inputs.repeated(max(inputs.rows, 2))  # torch.export takes a size of 1 for a constant
     values = {name: value.detach().clone() for name, value in inputs.values.items()}
     args, kwargs = ((), values) if inputs.keywords else (tuple(values.values()), {})
     free = {name: dict.fromkeys(inputs.axes.get(name, {}), Dim.DYNAMIC) for name in values}
-    module = Logits(model, list(values), probabilities=probabilities)
+    module = OneOutput(model, list(values), output, probabilities=probabilities)
     try:
         with quiet(), torch.no_grad():
             return torch.export.export(module, args, kwargs, dynamic_shapes=free, strict=False)
@@ -61,53 +61,28 @@ def captured(model: nn.Module, inputs: Inputs, *, probabilities: bool = False) -
 
 
 @final
-class Logits(nn.Module):
-    """A model's logits alone, whatever else it gives; with their probabilities where asked for.
+class OneOutput(nn.Module):
+    """One tensor of all that a model gives; with the probabilities of logits where asked for.
 
     Its `forward` has the names of the inputs for a signature, because torch.export looks there for
     names, and is confused by bare *args and **kwargs.
     """
 
-    def __init__(self, model: nn.Module, names: list[str], *, probabilities: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, names: list[str], output: Output, *, probabilities: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
         self.training = False
 
         def forward(*args: Tensor, **kwargs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-            logits = logits_in(model(*args, **kwargs))
-            return (logits, chances(logits)) if probabilities else logits
+            values = output.of(model(*args, **kwargs))
+            both = probabilities and output.name == LOGITS
+            return (values, output.chances(values)) if both else values
 
         named = [inspect.Parameter(name, POSITIONAL_OR_KEYWORD) for name in names]
         forward.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
         self.forward = forward
-
-
-def logits_in(output: object) -> Tensor:
-    """The logits in what a model gives: a tensor, an object or dict with logits, or a tuple."""
-    found = outputs_in(output)
-    unclear = isinstance(output, Mapping) and len(found) > 1
-    if unclear or not found:
-        raise InputError(
-            f"the model gives a {type(output).__name__} without logits: let it give a tensor, "
-            "an object or dict with logits, or a tuple that begins with them"
-        )
-    return found[0]
-
-
-def chances(logits: Tensor) -> Tensor:
-    """Probabilities of logits: their sigmoid where there is one a row, else their softmax."""
-    if is_single(logits):
-        return logits.sigmoid()
-    return logits.softmax(1)
-
-
-def check_classified(logits: Tensor) -> None:
-    """Refuses logits that are not one row a sample: (n,), (n, k) or (n, k, 1, 1)."""
-    if logits.ndim == 0 or logits.shape[2:].numel() != 1:
-        raise InputError(
-            f"the model gives logits of shape {tuple(logits.shape)}: a classifier gives (n, k), "
-            "or (n,) with one logit a row"
-        )
 
 
 @contextmanager
@@ -127,6 +102,6 @@ def quiet() -> Iterator[None]:
 
 
 def first_lines(error: BaseException, most: int = 300) -> str:
-    """The beginning of an error's text on one line, and of its cause's, for people."""
+    """The beginning of an error's text, on one line."""
     text = " ".join(str(error).split())
     return f"{text[:most]} ..." if len(text) > most else text or type(error).__name__

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.find import check_bare
+from featcal.core.head import CalibratedHead
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Dynamic = Mapping[str, Mapping[int, str]]  # input name -> axis -> the name of its size
@@ -154,6 +155,8 @@ def _positional_names(model: nn.Module, count: int) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     known = inspect.signature(model.forward).parameters.values()
     names = [parameter.name for parameter in known if parameter.kind in kinds][:count]
+    if isinstance(model, CalibratedHead) and isinstance(model.uncalibrated, nn.Identity):
+        names[0] = "logits"  # where forward says features: `wrap()` has no layer before them
     return names + [f"input_{place}" for place in range(len(names), count)]
 
 

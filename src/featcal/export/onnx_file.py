@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from featcal.core.fitting import exact, undisturbed
 from featcal.export.capture import first_lines, quiet
 from featcal.export.inputs import CHUNK_ROWS, Dynamic, Example, Inputs, portable
 from featcal.export.onnx_graph import Model, built_graph
-from featcal.export.parity import TOLERANCE, Parity, Runner, compare
+from featcal.export.output import proved_output
+from featcal.export.parity import TOLERANCE, Parity, compare
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 ONE_FILE = 2**31 - 2**25  # bytes of weights up to which they fit into the file: protobuf ends there
@@ -34,7 +36,8 @@ class OnnxExport:
         path: of the file.
         opset: the version of ONNX's operators in it.
         inputs: their names, types and sizes, such as {"x": "float32[batch, 8]"}.
-        outputs: likewise: logits, and probabilities where they were asked for.
+        outputs: likewise: logits, and probabilities where they were asked for; probabilities alone
+            where the model gives no logits.
         bytes: its size, that of the file of weights beside it included where there is one.
         parity: the comparison in ONNX Runtime.
         widened: the 16-bit type of the model's weights, which are float32 in the file; else "".
@@ -85,9 +88,11 @@ def onnx(
         dynamic: axes that may have any size, such as {"input_ids": {0: "batch", 1: "tokens"}};
             None for the first axis of every input, {} for none.
         opset: the version of ONNX's operators; None for the exporter's own.
-        probabilities: give them as a second output: softmax, or sigmoid of a single logit.
+        probabilities: give them as a second output: softmax, or sigmoid of a single logit. A model
+            that ends in one of these has them for its only output, with or without this.
         rows: rows to compare on, in the form of the example; None for the example.
-        tolerance: the largest difference of two logits, in parts of them where they are above 1.
+        tolerance: the largest difference of two logits, in parts of them where they are above 1;
+            of two probabilities where the model gives these.
         overwrite: replace the file if it exists.
 
     Raises:
@@ -108,10 +113,12 @@ def onnx(
     widened = _narrow(model)
     model, inputs, checked = _portable(model), inputs.portable(), checked.portable()
     with undisturbed(model), exact(), new_file(path, overwrite=overwrite) as temporary:
-        built = built_graph(model, inputs, opset=opset, probabilities=probabilities)
+        output = proved_output(model, inputs)
+        built = built_graph(model, inputs, output, opset=opset, probabilities=probabilities)
         written = _write(built, temporary)
         session = _session(temporary)
-        parity = _compared(model, partial(_run, session), checked, tolerance)
+        both = partial(compare, model, partial(_run, session), tolerance=tolerance, output=output)
+        parity = _compared(both, checked)
         ports = _ports(built.graph.inputs), _ports(built.graph.outputs)
         _place_weights(temporary, path, overwrite=overwrite)
     return OnnxExport(path, built.opset_imports[""], *ports, written, parity, widened)
@@ -183,35 +190,35 @@ def _session(path: Path) -> Any:  # noqa: ANN401 - onnxruntime has no types
 
 
 def _run(session: Any, inputs: Inputs) -> Tensor:  # noqa: ANN401
-    """The file's logits."""
+    """The file's first output."""
     names = [port.name for port in session.get_inputs()]
     arrays = (value.contiguous().numpy() for value in inputs.values.values())
     try:
-        (logits,) = session.run(["logits"], dict(zip(names, arrays, strict=True)))
+        first, *_ = session.run(None, dict(zip(names, arrays, strict=True)))
     except Exception as error:
         sizes = ", ".join(str(tuple(value.shape)) for value in inputs.values.values())
         raise InputError(
             f"ONNX Runtime cannot run the file on inputs of {sizes}: {first_lines(error)}"
         ) from error
-    return torch.from_numpy(logits)
+    return torch.from_numpy(first)
 
 
-def _compared(model: nn.Module, runner: Runner, rows: Inputs, tolerance: float) -> Parity:
+def _compared(both: Callable[[Iterable[Inputs]], Parity], rows: Inputs) -> Parity:
     """The comparison on the rows, once it holds for other numbers of them than were traced."""
     few = rows.at(slice(0, CHUNK_ROWS))
     sizes = [few.repeated(1), few.repeated(few.rows + 1)] if rows.rows else []
-    for batches in ([size] for size in sizes):
-        _check(compare(model, runner, batches, tolerance))
-    return _check(compare(model, runner, rows.chunks(), tolerance))
+    for size in sizes:
+        _check(both([size]))
+    return _check(both(rows.chunks()))
 
 
 def _check(parity: Parity) -> Parity:
     if parity.holds:
         return parity
     raise InputError(
-        f"the file's logits differ from the model's by up to {parity.max_difference:.2g} in ONNX "
-        f"Runtime, on {parity.rows_beyond} of {parity.rows} rows by more than the tolerance of "
-        f"{parity.tolerance:g}: it was not kept"
+        f"the file's {parity.output} differ from the model's by up to {parity.max_difference:.2g} "
+        f"in ONNX Runtime, on {parity.rows_beyond} of {parity.rows} rows by more than the "
+        f"tolerance of {parity.tolerance:g}: it was not kept; a larger tolerance= allows more"
     )
 
 

@@ -9,9 +9,10 @@ from torch import nn
 
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
-from featcal.core.head import Wrapper
-from featcal.export.capture import captured, check_classified, first_lines, logits_in, quiet
+from featcal.core.wrapper import Wrapper
+from featcal.export.capture import captured, first_lines, quiet
 from featcal.export.inputs import Inputs
+from featcal.export.output import PROBABILITIES, Output
 from featcal.version import __version__
 
 Graph: TypeAlias = Any  # those of onnx_ir, which comes with the extra
@@ -19,18 +20,23 @@ Model: TypeAlias = Any
 
 
 def built_graph(
-    model: nn.Module, inputs: Inputs, *, opset: int | None, probabilities: bool
+    model: nn.Module,
+    inputs: Inputs,
+    output: Output,
+    *,
+    opset: int | None = None,
+    probabilities: bool = False,
 ) -> Model:
     """The model as ONNX, in memory.
 
     Args:
         model: in eval mode, on the CPU.
         inputs: what it is called with.
+        output: which tensor of what it gives.
         opset: the version of ONNX's operators; None for the exporter's own.
-        probabilities: whether they are a second output.
+        probabilities: whether those of logits are a second output.
     """
-    check_classified(logits_in(inputs.call(model)))
-    program = captured(model, inputs, probabilities=probabilities)
+    program = captured(model, inputs, output, probabilities=probabilities)
     try:
         with quiet():
             made = torch.onnx.export(program, dynamo=True, verbose=False, opset_version=opset)
@@ -41,7 +47,7 @@ def built_graph(
     if opset not in (None, found):
         raise InputError(f"opset {opset} cannot express the model: take {found}, or leave it out")
     _keep_constants(made.model.graph)
-    _name(made.model.graph, inputs, ["logits", "probabilities"])
+    _name(made.model.graph, inputs, list(dict.fromkeys([output.name, PROBABILITIES])))
     _sign(made.model, model)
     return made.model
 

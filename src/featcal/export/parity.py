@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from featcal.core.errors import InputError
 from featcal.core.fitting import plain
 from featcal.core.head import CalibratedHead
-from featcal.export.capture import chances, check_classified, logits_in
 from featcal.export.inputs import Inputs
+from featcal.export.output import LOGITS, LOGITS_ALONE, Output
 
 TOLERANCE = 1e-4
 ROUNDINGS = 8 * (3e-8, 1e-7, 3e-7, 3e-6)  # moves of the features, in parts of a row's largest
 
-Runner = Callable[[Inputs], Tensor]  # the exported file's logits
+Runner = Callable[[Inputs], Tensor]  # the exported file's first output
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,15 @@ class Parity:
 
     Attributes:
         rows: how many were compared.
-        max_difference: of two logits; rows at an edge are left out.
+        max_difference: of two logits, or of two probabilities where the model gives no logits; rows
+            at an edge are left out.
         max_probability_difference: of the probabilities they stand for; likewise.
         predictions_changed: rows with another prediction, those at an edge included.
         tolerance: the largest difference allowed; of logits beyond 1, and beside a top logit beyond
             1, in parts of them, as float32 rounds them.
         rows_beyond: rows that differ by more.
         rows_at_edges: rows at an edge of the calibrator, where rounding decides on the side.
+        output: what was compared: "logits" or "probabilities".
     """
 
     rows: int
@@ -50,6 +52,7 @@ class Parity:
     tolerance: float
     rows_beyond: int = 0
     rows_at_edges: int = 0
+    output: str = LOGITS
 
     @property
     def holds(self) -> bool:
@@ -69,7 +72,7 @@ class Parity:
         changed = _counted(self.predictions_changed, "prediction")
         edges = f"; {_counted(self.rows_at_edges, 'row')} at an edge left out"
         return (
-            f"{_counted(self.rows, 'row')} in ONNX Runtime: logits differ by at most "
+            f"{_counted(self.rows, 'row')} in ONNX Runtime: {self.output} differ by at most "
             f"{self.max_difference:.2g}, {changed} changed{edges if self.rows_at_edges else ''}"
         )
 
@@ -79,45 +82,47 @@ def _counted(number: int, thing: str) -> str:
 
 
 def compare(
-    model: nn.Module, runner: Runner, batches: Iterable[Inputs], tolerance: float
+    model: nn.Module,
+    runner: Runner,
+    batches: Iterable[Inputs],
+    *,
+    tolerance: float,
+    output: Output = LOGITS_ALONE,
 ) -> Parity:
     """Runs both on every batch; the model is in eval mode already."""
-    ours, theirs, edges = [], [], []
-    for batch in batches:
-        own, other = _rows(logits_in(batch.call(model))), _rows(runner(batch))
-        if own.shape != other.shape:
-            raise InputError(
-                f"the exported file gives logits of shape {tuple(other.shape)} where the model "
-                f"gives {tuple(own.shape)}"
-            )
-        if bool(own.isnan().any()):
-            raise InputError("the model gives NaN for these rows: there is nothing to compare")
-        far = _far(own, other, tolerance)
-        edges.append(_on_edges(model, batch, other, far, tolerance) if bool(far.any()) else far)
-        ours.append(own)
-        theirs.append(other)
-    return _summed(torch.cat(ours), torch.cat(theirs), torch.cat(edges), tolerance)
-
-
-def _summed(ours: Tensor, theirs: Tensor, edge: Tensor, tolerance: float) -> Parity:
-    changed = int((_predicted(ours) != _predicted(theirs)).sum())
+    parts = [_compared(model, runner, batch, tolerance, output) for batch in batches]
+    ours, theirs, edge = (torch.cat(part) for part in zip(*parts, strict=True))
+    changed = int((output.predicted(ours) != output.predicted(theirs)).sum())
     rows, at_edges = len(ours), int(edge.sum())
     ours, theirs = ours[~edge], theirs[~edge]
     return Parity(
         rows=rows,
         max_difference=_largest(_apart(ours, theirs)),
-        max_probability_difference=_largest(_apart(chances(ours), chances(theirs))),
+        max_probability_difference=_largest(_apart(output.chances(ours), output.chances(theirs))),
         predictions_changed=changed,
         tolerance=tolerance,
         rows_beyond=int(_far(ours, theirs, tolerance).sum()),
         rows_at_edges=at_edges,
+        output=output.name,
     )
 
 
-def _rows(logits: Tensor) -> Tensor:
-    """(n, k) float64 of logits as the model gives them; k = 1 for a single logit."""
-    check_classified(logits)
-    return logits.detach().double().reshape(len(logits), -1)
+def _compared(
+    model: nn.Module, runner: Runner, batch: Inputs, tolerance: float, output: Output
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (n, k) of the model and of the file, and which of them are at an edge."""
+    ours, theirs = output.rows(output.of(batch.call(model))), output.rows(runner(batch))
+    if ours.shape != theirs.shape:
+        raise InputError(
+            f"the exported file gives {output.name} of shape {tuple(theirs.shape)} where the model "
+            f"gives {tuple(ours.shape)}"
+        )
+    if bool(ours.isnan().any()):
+        raise InputError("the model gives NaN for these rows: there is nothing to compare")
+    far = _far(ours, theirs, tolerance)
+    if bool(far.any()):
+        return ours, theirs, _on_edges(model, batch, theirs, far, tolerance, output)
+    return ours, theirs, far
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -138,12 +143,8 @@ def _far(ours: Tensor, theirs: Tensor, tolerance: float) -> Tensor:
     return (_apart(ours, theirs) > tolerance * sizes).any(1)
 
 
-def _predicted(logits: Tensor) -> Tensor:
-    return logits[:, 0] > 0 if logits.shape[1] == 1 else logits.argmax(1)
-
-
 def _on_edges(
-    model: nn.Module, batch: Inputs, other: Tensor, far: Tensor, tolerance: float
+    model: nn.Module, batch: Inputs, other: Tensor, far: Tensor, tolerance: float, output: Output
 ) -> Tensor:
     """The far rows whose other answer the model gives too, its features moved by rounding: (n,)."""
     heads = [part for part in model.modules() if isinstance(part, CalibratedHead)]
@@ -153,7 +154,7 @@ def _on_edges(
     batch, other, near = batch.at(asked), other[asked], torch.zeros_like(far[asked])
     for draw, size in enumerate(ROUNDINGS):
         with _moved(heads, size, seed=draw):
-            near |= ~_far(_rows(logits_in(batch.call(model))), other, tolerance)
+            near |= ~_far(output.rows(output.of(batch.call(model))), other, tolerance)
     found = far.clone()
     found[asked] &= near
     return found

@@ -20,9 +20,8 @@ SMALL = 2**24  # n d k up to which the whole path is kept: 256 MiB in float64
 
 
 def linear(head: Head | None) -> nn.Linear | None:
-    """The plain linear layer a head consists of, in ordinary precision; None for any other head."""
-    inner = linear_view(head.head if isinstance(head, Counted) else head)
-    return None if inner is None or inner.weight.dtype.itemsize < 4 else inner
+    """The plain linear layer a head consists of, in float32 or wider; None for any other head."""
+    return linear_view(head.head if isinstance(head, Counted) else head)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,196 @@
+"""The forms in which torchvision's classes end, each on a few channels: written here, not taken."""
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+K = 5
+
+
+def conv_bn(inputs, outputs, stride=1):
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+class Residual(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.conv1, self.conv2 = conv_bn(width, width), nn.Conv2d(width, width, 3, padding=1)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.relu(x + self.conv2(self.conv1(x)))
+
+
+class ResNet(nn.Module):
+    """pool -> flatten -> fc."""
+
+    def __init__(self, classes=K):
+        super().__init__()
+        self.stem, self.layer1 = conv_bn(3, 12, 2), Residual(12)
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(12, classes)
+
+    def body(self, x):
+        return self.avgpool(self.layer1(self.stem(x))).flatten(1)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+class DenseNet(nn.Module):
+    """`features` ends in a BatchNorm; a ReLU that is no module stands before the classifier."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(conv_bn(3, 8, 2), nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16))
+        self.classifier = nn.Linear(16, K)
+
+    def forward(self, x):
+        maps = F.relu(self.features(x), inplace=True)
+        return self.classifier(F.adaptive_avg_pool2d(maps, 1).flatten(1))
+
+
+class MobileNetV2(nn.Module):
+    """mean over pixels -> Sequential(Dropout, Linear)."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(conv_bn(3, 16, 2), nn.Conv2d(16, 16, 1), nn.ReLU6())
+        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, K))
+
+    def forward(self, x):
+        return self.classifier(self.features(x).mean([2, 3]))
+
+
+class MobileNetV3(MobileNetV2):
+    """A classifier of two linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        layers = nn.Linear(16, 24), nn.Hardswish(), nn.Dropout(0.5), nn.Linear(24, K)
+        self.classifier = nn.Sequential(*layers)
+
+
+class Attention(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+
+    def forward(self, x):
+        query, key, value = self.qkv(self.norm(x))[:, None].chunk(3, -1)  # of one head
+        x = x + F.scaled_dot_product_attention(query, key, value)[:, 0]
+        return x + self.mlp(x)
+
+
+class ViT(nn.Module):
+    """A class token through the encoder, and `heads` with one layer of that name."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.conv_proj = nn.Conv2d(3, width, 8, 8)
+        self.class_token = nn.Parameter(torch.randn(1, 1, width))
+        self.encoder = nn.Sequential(Attention(width), Attention(width), nn.LayerNorm(width))
+        self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, K)))
+
+    def forward(self, x):
+        patches = self.conv_proj(x).flatten(2).transpose(1, 2)
+        token = self.class_token.expand(x.shape[0], -1, -1)
+        return self.heads(self.encoder(torch.cat([token, patches], 1))[:, 0])
+
+
+class SqueezeNet(nn.Module):
+    """A map a class by a 1x1 convolution, and then the mean of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(conv_bn(3, 8, 2), conv_bn(8, 8, 2))
+        pool = nn.AdaptiveAvgPool2d((1, 1))
+        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Conv2d(8, K, 1), nn.ReLU(), pool)
+
+    def forward(self, x):
+        return self.classifier(self.features(x)).flatten(1)
+
+
+class ConvHead(ResNet):
+    """pool -> 1x1 convolution -> flatten."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Conv2d(12, K, 1)
+
+    def forward(self, x):
+        return self.fc(self.avgpool(self.layer1(self.stem(x)))).flatten(1)
+
+
+class Outputs(NamedTuple):
+    logits: torch.Tensor
+    aux_logits: torch.Tensor
+
+
+class Inception(nn.Module):
+    """Two classifiers, of which the second, halfway, is there for training."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.aux = conv_bn(3, 12, 2), nn.Linear(12, K)
+        self.layer1, self.fc = Residual(12), nn.Linear(12, K)
+
+    def both(self, x):
+        x = self.stem(x)
+        return self.fc(self.layer1(x).mean((2, 3))), self.aux(x.mean((2, 3)))
+
+    def forward(self, x):
+        return Outputs(*self.both(x))
+
+
+class TupleInception(Inception):
+    def forward(self, x):
+        return self.both(x)
+
+
+class DictInception(Inception):
+    def forward(self, x):
+        return dict(zip(("aux", "logits"), reversed(self.both(x)), strict=True))
+
+
+class OneLogit(ResNet):
+    """A sigmoid's network: (n, 1) of it."""
+
+    def __init__(self):
+        super().__init__(classes=1)
+
+
+class OneLogitFlat(OneLogit):
+    """(n,) of it."""
+
+    def forward(self, x):
+        return super().forward(x).squeeze(1)
+
+
+class LogSoftmax(ResNet):
+    """Gives log-probabilities, as for NLLLoss."""
+
+    def forward(self, x):
+        return F.log_softmax(super().forward(x), 1)
+
+
+class TwoHeads(ResNet):
+    """The mean of two heads, as distilled transformers give it."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc_dist = nn.Linear(12, K)
+
+    def get_classifier(self):
+        return self.fc, self.fc_dist
+
+    def forward(self, x):
+        x = self.body(x)
+        return (self.fc(x) + self.fc_dist(x)) / 2

@@ -1,0 +1,199 @@
+"""Hugging Face classifiers with tiny random configurations, through the whole path, offline."""
+
+import os
+
+import pytest
+import torch
+from model_packages import package
+from torch.utils.data import DataLoader
+from whole_path import (
+    BATCH,
+    ROWS,
+    batches_of,
+    calibrator_of,
+    logits_of,
+    pictures,
+    rows,
+    trained,
+    whole_path,
+)
+
+import featcal
+from featcal import InputError, calibrate, collect, find_head
+
+transformers = package("transformers")
+
+K, WORDS, TOKENS = 5, 50, 10
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+TEXT = {"vocab_size": WORDS, "max_position_embeddings": 32, "pad_token_id": 0}
+GPT = {"n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+DISTIL = {"dim": 16, "hidden_dim": 32, "n_layers": 2, "n_heads": 2}
+CONVNEXT = {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2}
+REGNET = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "groups_width": 8}
+
+# class of the model, its configuration, the path of its head, and what it reads
+CASES = {
+    "ViTForImageClassification": ({**TINY, "image_size": 16, "patch_size": 8}, "classifier"),
+    "BertForSequenceClassification": ({**TINY, **TEXT}, "classifier"),
+    "RobertaForSequenceClassification": ({**TINY, **TEXT}, "classifier.out_proj"),
+    "DistilBertForSequenceClassification": ({**TEXT, **DISTIL}, "classifier"),
+    "GPT2ForSequenceClassification": (
+        {**GPT, "vocab_size": WORDS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+        "score",
+    ),
+    "ConvNextForImageClassification": (CONVNEXT, "classifier"),
+    "RegNetForImageClassification": (REGNET, "classifier.1"),
+}
+
+
+def test_nothing_here_goes_to_the_network():
+    assert os.environ["HF_HUB_OFFLINE"] == os.environ["TRANSFORMERS_OFFLINE"] == "1"
+
+
+def made(name, **changes):
+    """A random model of a class; its configuration class has the same first name."""
+    first = name.partition("For")[0]
+    config = getattr(transformers, f"{first}Config")(num_labels=K, **CASES[name][0])
+    for key, value in changes.items():
+        setattr(config, key, value)
+    torch.manual_seed(0)
+    return trained(getattr(transformers, name)(config), inputs_for(name))
+
+
+def inputs_for(name):
+    if name.endswith("ImageClassification"):
+        return {"pixel_values": pictures(16)}
+    draw = torch.Generator().manual_seed(1)
+    words = torch.randint(2, WORDS, (ROWS, TOKENS), generator=draw)
+    lengths = torch.randint(4, TOKENS + 1, (ROWS, 1), generator=draw)
+    mask = (torch.arange(TOKENS) < lengths).long()
+    return {"input_ids": words * mask, "attention_mask": mask}
+
+
+def as_mappings(batches):
+    return [{**inputs, "labels": labels} for inputs, labels in batches]
+
+
+@pytest.fixture(scope="module")
+def bert():
+    """A Bert, its inputs, its batches of (inputs, labels), and the model calibrated on them."""
+    name = "BertForSequenceClassification"
+    model, inputs = made(name), inputs_for(name)
+    batches = batches_of(model, inputs)
+    return model, inputs, batches, calibrate(model, batches, mode="sequential")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_from_a_trained_model_to_onnx_runtime(name, tmp_path):
+    model, inputs = made(name), inputs_for(name)
+    head = CASES[name][1]
+    assert find_head(model) == find_head(model, inputs=rows(inputs, slice(0, 4))) == head
+    calibrated = whole_path(model, as_mappings(batches_of(model, inputs)), tmp_path)
+    assert calibrated.config is model.config
+    assert type(calibrated(**inputs)) is type(model(**inputs))
+
+
+def test_one_label_is_one_logit(tmp_path):
+    """Hugging Face takes num_labels=1 for a regression; to a calibrator it is a sigmoid's logit."""
+    name = "BertForSequenceClassification"
+    model, inputs = made(name, num_labels=1), inputs_for(name)
+    assert model.classifier.out_features == 1
+    calibrated = whole_path(model, as_mappings(batches_of(model, inputs)), tmp_path)
+    assert logits_of(calibrated, inputs).shape == (ROWS, 1)
+
+
+def test_outputs_as_tuples():
+    """return_dict=False: a tuple with the hidden states behind the logits."""
+    name = "BertForSequenceClassification"
+    model, inputs = made(name, return_dict=False, output_hidden_states=True), inputs_for(name)
+    assert isinstance(model(**inputs), tuple)
+    calibrated = calibrate(model, as_mappings(batches_of(model, inputs)), mode="sequential")
+    with torch.no_grad():
+        found, raw = calibrated(**inputs), model(**inputs)
+    assert isinstance(found, tuple)
+    assert len(found) == len(raw) == 2
+    assert float((found[0] - raw[0]).abs().max()) > 1e-3
+    assert all(torch.equal(a, b) for a, b in zip(found[1], raw[1], strict=True))
+
+
+def test_the_loss_that_a_model_gives_beside_its_logits_is_that_of_the_calibrated_ones(bert):
+    model, inputs, batches, calibrated = bert
+    labels = torch.cat([y for _, y in batches])
+    with torch.no_grad():
+        output, raw = (one(**inputs, labels=labels) for one in (calibrated, model))
+    expected = torch.nn.functional.cross_entropy(output.logits, labels)
+    torch.testing.assert_close(output.loss, expected)
+    assert output.loss < raw.loss
+
+
+# --- the forms of a batch ---------------------------------------------------------------------
+
+
+def same_fit(model, loader, expected, inputs):
+    found = calibrate(model, loader, mode="sequential")
+    assert torch.equal(logits_of(found, inputs), logits_of(expected, inputs))
+
+
+def test_a_loader_of_mappings(bert):
+    model, inputs, batches, calibrated = bert
+    labels = torch.cat([y for _, y in batches])
+    samples = [{**rows(inputs, row), "labels": labels[row]} for row in range(ROWS)]
+    loader = DataLoader(samples, batch_size=BATCH)
+    random = torch.get_rng_state()
+    same_fit(model, loader, calibrated, inputs)
+    assert torch.equal(torch.get_rng_state(), random)  # a loader draws from it
+
+
+def test_batches_as_a_tokenizer_gives_them(bert):
+    model, inputs, batches, calibrated = bert
+    encoded = [transformers.BatchEncoding(batch) for batch in as_mappings(batches)]
+    same_fit(model, encoded, calibrated, inputs)
+
+
+def test_columns_that_the_model_does_not_know_are_left_out(bert):
+    model, inputs, batches, calibrated = bert
+    more = [{**batch, "text": ["words"] * BATCH, "idx": 3} for batch in as_mappings(batches)]
+    for batch in more:
+        batch["label"] = batch.pop("labels")
+    same_fit(model, more, calibrated, inputs)
+
+
+def test_a_batch_without_labels_says_what_it_holds(bert):
+    model, inputs, *_ = bert
+    with pytest.raises(InputError, match=r"a mapping of input_ids, attention_mask, and none"):
+        collect(model, [inputs])
+
+
+# --- positions --------------------------------------------------------------------------------
+
+
+def test_a_language_model_is_calibrated_at_the_token_it_keeps():
+    name = "GPT2ForSequenceClassification"
+    model, inputs = made(name), inputs_for(name)
+    data = collect(model, batches_of(model, inputs))
+    last = inputs["attention_mask"].sum(1) - 1
+    with torch.no_grad():
+        hidden = model.transformer(**inputs).last_hidden_state
+        expected = model(**inputs).logits
+    found = torch.cat([batch.features for batch in data])
+    torch.testing.assert_close(found, hidden[torch.arange(ROWS), last])
+    torch.testing.assert_close(torch.cat([batch.logits for batch in data]), expected)
+
+
+# --- files of their own -----------------------------------------------------------------------
+
+
+def test_a_calibrated_model_saved_as_pretrained_reads_back(bert, tmp_path):
+    """The names are the original's: the plain class reads its weights, the calibrator its own."""
+    model, inputs, _, calibrated = bert
+    calibrated.save_pretrained(tmp_path / "model")
+    featcal.save(calibrator_of(calibrated), tmp_path / "calibrator.safetensors")
+    plain = type(model).from_pretrained(tmp_path / "model").eval()
+    assert torch.equal(logits_of(plain, inputs), logits_of(model, inputs))
+    again = featcal.attach(plain, featcal.load(tmp_path / "calibrator.safetensors"))
+    assert torch.equal(logits_of(again, inputs), logits_of(calibrated, inputs))

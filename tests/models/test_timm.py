@@ -1,0 +1,79 @@
+"""timm's models, which say by themselves where their classifier is, through the whole path."""
+
+import pytest
+import torch
+from model_packages import package
+from torch import nn
+from whole_path import ROWS, batches_of, logits_of, trained, whole_path
+
+from featcal import InputError, Temperature, attach, calibrate, find_head
+
+timm = package("timm")
+
+K = 6
+VIT = {"img_size": 32, "patch_size": 8, "depth": 2}
+
+# name of the model, what makes it small, and the path of its head; timm has a few small ones for
+# tests itself
+CASES = {
+    "test_resnet": ({}, "fc"),
+    "vit_tiny_patch16_224": (VIT, "head"),
+    "convnext_atto": ({"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}, "head.fc"),
+    "test_efficientnet": ({}, "classifier"),
+    "mobilenetv3_small_050": ({}, "classifier"),
+    "resnetv2_50": ({"layers": (1, 1), "channels": (16, 32), "stem_chs": 16}, "head.fc"),
+}
+DISTILLED = "deit_tiny_distilled_patch16_224"
+
+
+def made(name, **changes):
+    torch.manual_seed(0)
+    return timm.create_model(name, num_classes=K, **changes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_from_a_trained_model_to_onnx_runtime(name, images, tmp_path):
+    changes, head = CASES[name]
+    model = trained(made(name, **changes), images)
+    assert find_head(model) == find_head(model, inputs=images[:4]) == head
+    assert model.get_submodule(head) is model.get_classifier()
+    exports = name != "mobilenetv3_small_050"  # its kin above stands for it: it has 140 layers
+    calibrated = whole_path(model, batches_of(model, images), tmp_path, exports=exports)
+    assert calibrated.get_classifier() is calibrated.get_submodule(head)
+
+
+def test_a_convolution_for_a_classifier_keeps_its_shape(images):
+    changes, head = CASES["resnetv2_50"]
+    model = trained(made("resnetv2_50", **changes), images)
+    assert isinstance(model.get_submodule(head), nn.Conv2d)
+    calibrated = calibrate(model, batches_of(model, images), mode="sequential")
+    maps = torch.randn(2, model.num_features, 1, 1)
+    assert calibrated.get_submodule(head)(maps).shape == (2, K, 1, 1)
+
+
+def test_two_classifiers_of_which_the_mean_is_given_are_refused_with_the_candidates(images):
+    model = made(DISTILLED, **VIT)
+    labels = torch.zeros(ROWS, dtype=torch.long)
+    with pytest.raises(InputError, match=r"no linear layer makes .*head \(6,\), head_dist \(6,\)"):
+        calibrate(model, [(images, labels)])
+    with pytest.raises(InputError, match="several classifiers: pass head="):
+        attach(model, Temperature())
+
+
+def test_the_mean_of_two_classifiers_is_calibrated_behind_them(images):
+    model = trained(nn.Sequential(made(DISTILLED, **VIT), nn.Identity()), images, head="0.head")
+    batches = batches_of(model, images, head="1")
+    calibrated = calibrate(model, batches, "temperature", head="1")
+    raw, temperature = logits_of(model, images), calibrated[1].calibrator.temperature
+    torch.testing.assert_close(logits_of(calibrated, images), raw / temperature)
+
+
+def test_what_get_classifier_says_is_respected(images):
+    """An own name, with a layer of a usual name beside it."""
+    model = made("test_resnet")
+    model.score = nn.Linear(4, 4)
+    assert find_head(model) == "fc"
+    model.reset_classifier(0)  # no classifier at all: what is left is not the model's output
+    labels = torch.zeros(ROWS, dtype=torch.long)
+    with pytest.raises(InputError, match=r"no linear layer makes the model's output"):
+        calibrate(model, [(images, labels)])

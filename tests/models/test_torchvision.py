@@ -1,0 +1,94 @@
+"""torchvision's own classes, short or as they are, through the whole path."""
+
+import pytest
+import torch
+from model_packages import package
+from whole_path import batches_of, logits_of, trained, whole_path
+
+from featcal import calibrate, collect, find_head
+
+models = package("torchvision").models
+
+K = 6
+
+
+def short_mobilenet_v3():
+    block = models.mobilenetv3.InvertedResidualConfig
+    blocks = [
+        block(16, 3, 16, 16, True, "RE", 2, 1, 1),
+        block(16, 3, 32, 24, True, "HS", 2, 1, 1),
+    ]
+    return models.MobileNetV3(blocks, last_channel=32, num_classes=K)
+
+
+def short_efficientnet():
+    block = models.efficientnet.MBConvConfig
+    blocks = [block(1, 3, 1, 32, 16, 1, 1.0, 1.0), block(4, 3, 2, 16, 24, 1, 1.0, 1.0)]
+    return models.EfficientNet(blocks, dropout=0.2, num_classes=K)
+
+
+def short_vit():
+    size = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2}
+    return models.VisionTransformer(**size, hidden_dim=16, mlp_dim=32, num_classes=K)
+
+
+# what makes the model, and the path of its head
+CASES = {
+    "resnet18": (lambda: models.resnet18(num_classes=K), "fc"),
+    "densenet": (
+        lambda: models.DenseNet(4, (2, 2), num_init_features=8, num_classes=K),
+        "classifier",
+    ),
+    "mobilenet_v2": (
+        lambda: models.MobileNetV2(K, 0.5, [[1, 16, 1, 1], [4, 24, 2, 2]]),
+        "classifier.1",
+    ),
+    "mobilenet_v3": (short_mobilenet_v3, "classifier.3"),
+    "vit": (short_vit, "heads.head"),
+    "squeezenet1_1": (lambda: models.squeezenet1_1(num_classes=K), "classifier"),
+    "efficientnet": (short_efficientnet, "classifier.1"),
+}
+
+
+def made(make, images, spread=3.0):
+    torch.manual_seed(0)
+    return trained(make(), images, spread=spread)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_from_a_trained_model_to_onnx_runtime(name, images, tmp_path):
+    make, head = CASES[name]
+    # Its ReLU behind the convolution cuts most of the spread off, and the weights make up for it.
+    model = made(make, images, spread=1.0 if name == "squeezenet1_1" else 3.0)
+    assert find_head(model) == find_head(model, inputs=images[:4]) == head
+    whole_path(model, batches_of(model, images), tmp_path)
+
+
+def test_a_googlenet_with_its_classifiers_for_training(images, tmp_path):
+    """It gives a namedtuple of three logits in training and plain logits otherwise."""
+    model = made(
+        lambda: models.googlenet(num_classes=K, aux_logits=True, init_weights=False), images
+    )
+    assert find_head(model) == "fc"
+    calibrated = whole_path(model, batches_of(model, images), tmp_path, exports=False)
+    assert isinstance(calibrated(images[:2]), torch.Tensor)
+
+
+def test_the_whole_densenet_gives_features_after_its_relu(images):
+    model = made(lambda: models.densenet121(num_classes=K), images)
+    data = collect(model, [(images[:4], torch.zeros(4, dtype=torch.long))])
+    with torch.no_grad():
+        maps = model.eval().features(images[:4]).relu()
+    torch.testing.assert_close(data[0].features, maps.mean((2, 3)))
+    assert data.path == "classifier"
+    assert data[0].features.shape == (4, 1024)
+
+
+def test_whole_large_models_are_calibrated_too(images):
+    """As they are published, without the exports: those of the short forms hold for them."""
+    few = images[:32]
+    for make in (models.mobilenet_v2, models.mobilenet_v3_small, models.efficientnet_b0):
+        model = made(lambda make=make: make(num_classes=K), few)
+        calibrated = calibrate(model, batches_of(model, few), mode="sequential")
+        assert type(calibrated) is type(model)
+        assert float((logits_of(calibrated, few) - logits_of(model, few)).abs().max()) > 1e-3

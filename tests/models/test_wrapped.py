@@ -1,0 +1,238 @@
+"""A calibrated model inside DDP, FSDP and torch.compile, in other precisions, and in training."""
+
+import copy
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import two_ranks
+from rebuilt_models import ResNet
+from torch import nn
+from whole_path import BATCH, Snapshot, calibrator_of, close, logits_of, unsettle
+
+from featcal import InputError, attach, calibrate, collect, detach, find_head, parse
+
+FITTED = {"threshold": 0.3, "temperature": 2.0}
+
+
+def set_recipe(threshold=FITTED["threshold"], temperature=FITTED["temperature"]):
+    recipe = parse("clip | temperature")
+    recipe.steps[0].assign(threshold=threshold)
+    recipe.steps[1].assign(temperature=temperature)
+    return recipe
+
+
+def by_hand(model, images):
+    """What the calibrated model gives, in plain functions."""
+    return model.fc(model.body(images).clamp(-0.3, 0.3)) / 2
+
+
+# --- wrapped after ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """What two gloo processes saw."""
+    folder = tmp_path_factory.mktemp("ranks")
+    here = str(Path(__file__).parent)
+    subprocess.run(
+        [sys.executable, two_ranks.__file__, folder],
+        check=True,
+        timeout=2 * two_ranks.PATIENCE,
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here},
+    )
+    files = [folder / f"{rank}.json" for rank in range(2)]
+    seen = [json.loads(file.read_text()) if file.exists() else {"error": "hung"} for file in files]
+    errors = [one["error"] for one in seen if "error" in one]
+    assert not errors, "\n".join(errors)
+    return seen
+
+
+def test_two_ranks_calibrate_to_the_model_of_one(ranks, model, fitted):
+    assert ranks[0]["fitted"] == ranks[1]["fitted"]
+    one = calibrator_of(fitted(model)).state_dict()
+    assert ranks[0]["fitted"] == pytest.approx({k: v.item() for k, v in one.items()}, rel=1e-4)
+
+
+def test_ddp_around_a_calibrated_model(ranks):
+    for seen in ranks:
+        assert seen["ddp"]["logits"] == 0
+        assert seen["ddp"]["gradients"] <= 1e-5 * seen["ddp"]["largest"]
+        assert seen["ddp"]["largest"] > 0
+
+
+def test_fully_shard_of_a_calibrated_model(ranks):
+    for seen in ranks:
+        if "missing" in seen["fsdp"]:
+            pytest.skip(f"fully_shard does not run here: {seen['fsdp']['missing']}")
+        assert seen["fsdp"]["logits"] == 0
+        assert seen["fsdp"]["gradients"] <= 1e-5 * seen["ddp"]["largest"]
+        assert seen["fsdp"]["names"]  # those of the model that is not sharded
+        assert seen["fsdp"]["restored"] == seen["fsdp"]["refilled"] == 0
+
+
+def test_a_model_that_is_spread_already_is_refused_with_the_remedy(ranks):
+    wrapped = "model is wrapped in DistributedDataParallel: take model.module instead, and wrap "
+    for seen in ranks:
+        assert seen["ddp"]["refused"].startswith(wrapped)
+        if "missing" not in seen["fsdp"]:
+            assert "sharded by fully_shard: calibrate the model first" in seen["fsdp"]["refused"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_without_a_break(backend, model, images):
+    calibrated = attach(model, set_recipe())
+    compiled = torch.compile(calibrated, backend=backend, fullgraph=True)
+    for rows in (images, images[:7], images[:1]):
+        assert torch.equal(logits_of(compiled, rows), logits_of(calibrated, rows))
+    torch._dynamo.reset()
+
+
+# The inductor's own warnings, on machines it does not know well, are not the matter here.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the inductor needs g++")
+def test_compiled_to_machine_code():
+    """A few layers: the C++ compiler takes its time for each."""
+    model, rows = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(7, 6)
+    calibrated = attach(model, set_recipe())
+    compiled = torch.compile(calibrated, fullgraph=True)
+    close(logits_of(compiled, rows), logits_of(calibrated, rows))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("part", ["", "layer1", "fc"])
+def test_a_model_compiled_in_place_is_calibrated_like_any_other(part, model, images, fitted):
+    expected = logits_of(fitted(model), images)
+    model.get_submodule(part).compile(backend="eager")
+    raw = logits_of(model, images)
+    calibrated = fitted(model)
+    assert torch.equal(logits_of(calibrated, images), expected)
+    assert torch.equal(logits_of(model, images), raw)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (nn.DataParallel, "DataParallel: take model.module instead"),
+        (
+            lambda model: torch.compile(model, backend="eager"),
+            "OptimizedModule: take model._orig_mod instead",
+        ),
+        (lambda model: torch.jit.trace(model, torch.randn(2, 3, 32, 32)), "TorchScript"),
+    ],
+    ids=["DataParallel", "compile", "TorchScript"],
+)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_wrapped_model_is_refused_with_the_remedy(wrap, said, model, images, batches):
+    wrapped = wrap(model)
+    for attempt in (
+        lambda: calibrate(wrapped, batches),
+        lambda: collect(wrapped, batches),
+        lambda: attach(wrapped, set_recipe()),
+        lambda: find_head(wrapped),
+    ):
+        with pytest.raises(InputError, match=said):
+            attempt()
+
+
+def test_a_wrapped_part_on_the_way_to_the_head_is_refused_and_another_is_not(model, fitted):
+    model.stem = torch.compile(model.stem, backend="eager")
+    assert type(fitted(model)) is ResNet
+    model.fc = torch.compile(model.fc, backend="eager")
+    with pytest.raises(InputError, match=r"model.fc is wrapped in OptimizedModule"):
+        fitted(model)
+    torch._dynamo.reset()
+
+
+# --- precision --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision(dtype, model, images, fitted):
+    expected = fitted(model)
+    half = copy.deepcopy(model).to(dtype)
+    unsettle(half)
+    before = Snapshot(half)
+    calibrated = fitted(half)  # float32 images: they go in as the model wants them
+    before.check()
+    found = logits_of(calibrated.eval(), images.to(dtype))
+    assert found.dtype == torch.float32  # the digits of a confidence near 1 need them
+    assert all(value.dtype == torch.float32 for value in calibrator_of(calibrated).buffers())
+    torch.testing.assert_close(found, logits_of(expected, images), rtol=0, atol=0.15)
+    values, others = (list(calibrator_of(one).buffers()) for one in (calibrated, expected))
+    torch.testing.assert_close(values, others, rtol=0.05, atol=0)
+
+
+def test_autocast_is_respected_while_collecting_and_left_out_of_the_fit(
+    model, images, batches, fitted
+):
+    with torch.autocast("cpu", torch.bfloat16):
+        data = collect(model, batches)
+        calibrated = fitted(model)
+        found = logits_of(calibrated, images)
+    assert data[0].features.dtype == torch.bfloat16
+    assert found.dtype == torch.float32
+    expected = fitted(model)
+    torch.testing.assert_close(found, logits_of(expected, images), rtol=0, atol=0.15)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("change", ["half", "bfloat16", "double"])
+def test_precision_changed_after_attaching_leaves_the_fitted_values(change, model, images):
+    recipe = set_recipe(threshold=0.123456789)
+    calibrated = getattr(attach(model, recipe), change)()
+    values = {key: value.item() for key, value in calibrator_of(calibrated).state_dict().items()}
+    assert values == {
+        key: value.item() for key, value in set_recipe(0.123456789).state_dict().items()
+    }
+    assert all(value.dtype.itemsize >= 4 for value in calibrator_of(calibrated).buffers())
+    weights = next(calibrated.parameters())
+    found = logits_of(calibrated, images.to(weights.dtype))
+    assert found.dtype == (torch.float64 if change == "double" else torch.float32)
+    assert bool(found.isfinite().all())
+
+
+# --- in training ------------------------------------------------------------------------------
+
+
+def test_gradients_reach_the_shared_weights(model, images):
+    calibrated = attach(model, set_recipe()).train()
+    other = copy.deepcopy(model).train()
+    labels = torch.zeros(BATCH, dtype=torch.long)
+    F.cross_entropy(calibrated(images[:BATCH]), labels).backward()
+    F.cross_entropy(by_hand(other, images[:BATCH]), labels).backward()
+    for (name, weight), same in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, same.grad, msg=name)
+    assert float(model.fc.weight.grad.abs().max()) > 0
+    assert float(model.stem[0].weight.grad.abs().max()) > 0
+    torch.testing.assert_close(model.stem[1].running_mean, other.stem[1].running_mean)
+
+
+def test_a_step_of_the_optimiser_changes_both_and_not_the_calibrator(model, images):
+    calibrated = attach(model, set_recipe())
+    assert not any("calibrator" in name for name, _ in calibrated.named_parameters())
+    optimiser = torch.optim.SGD(calibrated.parameters(), lr=0.1)
+    calibrated(images).square().mean().backward()
+    optimiser.step()
+    with torch.no_grad():
+        assert torch.equal(calibrated(images), by_hand(model, images))
+    assert calibrator_of(calibrated).steps[1].temperature.item() == 2
+
+
+def test_a_deepcopy_has_weights_and_a_calibrator_of_its_own(model, images):
+    calibrated = attach(model, set_recipe())
+    expected = logits_of(calibrated, images)
+    parted = copy.deepcopy(calibrated)
+    with torch.no_grad():
+        model.fc.weight.mul_(2)
+    calibrator_of(calibrated).steps[1].assign(temperature=9.0)
+    assert torch.equal(logits_of(parted, images), expected)
+    assert type(parted) is ResNet
+    assert detach(parted).state_dict().keys() == model.state_dict().keys()
