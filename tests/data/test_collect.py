@@ -466,3 +466,11 @@ def test_progress_is_told_in_rows(net, x, y, loader, told):
         collect(net, loader(x, y))
     assert [news[1:] for news in seen] == told
     assert {news[0] for news in seen} == {"collecting rows"}
+
+
+def test_batches_without_rows_are_passed_over():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    x, y = torch.randn(8, 4), torch.arange(8) % 3
+    found = collect(model, [(x[:0], y[:0]), (x, y), (x[:0], y[:0])])
+    assert found.rows == 8

@@ -122,7 +122,10 @@ class Collector:
         done, expected = 0, rows_expected(loader)
         with undisturbed(self.model):
             for batch in checked_iter(loader):
-                found = self.one(*unpacked(self.model, batch, self.unpack))
+                inputs, labels = unpacked(self.model, batch, self.unpack)
+                if len(labels) == 0:
+                    continue
+                found = self.one(inputs, labels)
                 done += len(found)
                 yield found
                 tell(label, done, max(expected, done))

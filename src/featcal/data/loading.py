@@ -84,8 +84,6 @@ def placed(inputs: Any, model: nn.Module) -> Any:  # noqa: ANN401
     device = next((tensor.device for tensor in chain(model.parameters(), model.buffers())), None)
     if device is None:
         return inputs
-    if not isinstance(inputs, (Tensor, Mapping, tuple, list)) and hasattr(inputs, "to"):
-        return inputs.to(device)  # such as a batch of graphs
     types = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
     only = types.pop() if len(types) == 1 else torch.float32
 
@@ -93,7 +91,8 @@ def placed(inputs: Any, model: nn.Module) -> Any:  # noqa: ANN401
         narrow = only.itemsize < 4 and tensor.is_floating_point()
         return tensor.to(device, only if narrow else tensor.dtype, non_blocking=True)
 
-    return mapped(inputs, moved)
+    # What else can be moved is moved as one, such as a packed sequence or a batch of graphs.
+    return mapped(inputs, moved, lambda value: value.to(device) if hasattr(value, "to") else value)
 
 
 def rows_expected(loader: Iterable[Any]) -> int:
@@ -155,7 +154,7 @@ def left(
     for batch in checked_iter(loader):
         pair = unpacked(model, batch, unpack)
         start, end = end, end + len(pair[1])
-        if start == 0 or end >= done:
+        if end > start and (start == 0 or end >= done):
             yield start, pair
 
 
