@@ -20,7 +20,7 @@ from featcal.core.batch import Head, device_of, wide
 from featcal.core.binary import is_single
 from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating
-from featcal.core.head import as_head
+from featcal.core.head import as_head, linear_of
 from featcal.data.layout import head_tensors
 
 Rows: TypeAlias = Any  # a numpy array, a torch tensor, nested lists, a frame: what numpy can read
@@ -258,11 +258,7 @@ def read_head(given: Any) -> Head | None:  # noqa: ANN401 - whatever the caller 
         bias = bias.expand(len(weight))
     tensors = head_tensors((weight, bias))
     assert tensors is not None
-    # On the meta device no weights are drawn, so that the random state stays as it was.
-    made = nn.Linear(weight.shape[1], len(tensors["weight"]), device="meta")
-    for name, values in tensors.items():
-        setattr(made, name, nn.Parameter(values, requires_grad=False))
-    return made.eval()
+    return linear_of(**tensors)
 
 
 def in_precision_of(head: Head, rows: Tensor) -> Tensor:

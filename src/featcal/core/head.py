@@ -81,7 +81,7 @@ def linear_view(layer: object) -> nn.Linear | None:
     if type(layer) is nn.Linear and layer.out_features > 1 and layer.weight.dtype.itemsize >= 4:
         return layer
     bias = None if layer.bias is None else wide(layer.bias)
-    return _linear(wide(layer.weight).flatten(1), bias)
+    return linear_of(wide(layer.weight).flatten(1), bias)
 
 
 def _altered(layer: nn.Module) -> bool:
@@ -89,7 +89,7 @@ def _altered(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks) or "forward" in vars(layer)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """An `nn.Linear` of these weights, with a row of zeros for class 0 where there is one row."""
     if len(weight) == 1:
         weight = torch.cat([torch.zeros_like(weight), weight])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from featcal.core.batch import CHUNK_ROWS, Batch, wide
 from featcal.core.errors import InputError
+from featcal.core.head import linear_of
 from featcal.core.progress import track
 from featcal.data.manifest import FLOATS, MANIFEST, REMEDY, TENSORS, Manifest, Part, read_manifest
 
@@ -93,11 +94,7 @@ class Pack:
             double = self.manifest.dtypes.get("features") == "float64"
             dtype = torch.float64 if double else torch.float32  # what the features come in
             weight, bias = (file.get_tensor(name).to(dtype) for name in ("weight", "bias"))
-        # On the meta device no weights are drawn, so that the random state stays as it was.
-        head = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-        head.weight = nn.Parameter(weight.clone(), requires_grad=False)
-        head.bias = nn.Parameter(bias.clone(), requires_grad=False)
-        return head.eval()
+        return linear_of(weight.clone(), bias.clone())
 
     def split(self, name: str) -> PackSplit:
         """One split, as Data."""
