@@ -77,4 +77,4 @@ $(BENCH)/.peers: pyproject.toml constraints.txt bench/peers.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH) featcal-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(BENCH) .cache featcal-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -173,7 +173,7 @@ def main_of(name, run, draw, parts):
     parser.add_argument("--docs", action="store_true", help="only page and pictures, from results")
     if not parser.parse_args().docs:
         # Work this small gains little from a second thread, loses much on a busy machine, and with
-        # one thread gives the same digits everywhere.
+        # one thread the digits do not depend on how many there are.
         torch.set_num_threads(1)
         write_results(name, run())
     results = read_results(name)

@@ -65,10 +65,13 @@ def test_hard_data_gives_finite_logits_no_worse_than_before(recipe, logits, labe
     assert found.report.noop == torch.equal(out, logits)
 
 
-def test_one_class_is_a_noop():
-    found = VectorScaling().fit(Batch(torch.randn(9, 1), torch.zeros(9, dtype=torch.int64)))
-    assert found.report.noop
-    assert found.weight.numel() == 0
+def test_one_logit_is_fitted_as_two():
+    draw = torch.Generator().manual_seed(0)
+    z = 3 * torch.randn(90, 1, generator=draw)
+    labels = (torch.rand(90, generator=draw) < z[:, 0].sigmoid()).long()
+    one = VectorScaling().fit(Batch(z, labels))
+    two = VectorScaling().fit(Batch(torch.cat([torch.zeros_like(z), z], 1), labels))
+    assert all(torch.equal(a, b) for a, b in zip(one.buffers(), two.buffers(), strict=True))
 
 
 def many_classes():

@@ -338,7 +338,7 @@ def test_ill_posed_labels_stop_at_the_cap_with_a_warning(reading, labels):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"reading": "logit"}, {"criterion": "ece"}])
-@pytest.mark.parametrize("shape", [(20, 3), (9, 1)])
+@pytest.mark.parametrize("shape", [(20, 3), (20, 2)])
 def test_logits_without_a_difference_are_a_noop(arguments, shape):
     labels = torch.arange(shape[0]) % shape[1]
     found = ClasswiseTemperature(**arguments).fit(Batch(torch.full(shape, 7.0), labels))

@@ -265,7 +265,7 @@ def test_logits_no_better_than_guessing_become_uniform_with_a_warning():
     assert torch.equal(found.wrap()(logits).argmax(1), logits.argmax(1))
 
 
-@pytest.mark.parametrize("shape", [(20, 3), (9, 1)])
+@pytest.mark.parametrize("shape", [(20, 3), (20, 2)])
 def test_logits_without_a_difference_are_a_noop(shape):
     labels = torch.arange(shape[0]) % shape[1]
     found = EnsembleTemperature().fit(Batch(torch.full(shape, 7.0), labels))

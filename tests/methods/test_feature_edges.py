@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from featcal import Batch, CalibrationWarning, parse
+from featcal.core.head import as_head
 
 RECIPES = [
     "group(partitions=3)",
@@ -58,9 +59,10 @@ def no_features_at_all():
     return torch.zeros_like(features), labels, head
 
 
-def one_class():
-    features, labels, head = ordinary(k=1)
-    return features, labels, head
+def one_logit():
+    features, _, head = ordinary(k=1)
+    head = as_head(head)
+    return features, head(features).argmax(1), head
 
 
 def one_row():
@@ -94,7 +96,7 @@ def two_rows_a_class():
 
 
 CASES = [
-    ordinary, all_right, all_wrong, constant_features, no_features_at_all, one_class, one_row,
+    ordinary, all_right, all_wrong, constant_features, no_features_at_all, one_logit, one_row,
     three_rows, copies, huge_logits, absent_classes, two_rows_a_class,
 ]  # fmt: skip
 
