@@ -334,6 +334,13 @@ def test_of_two_layers_that_both_match_the_guess_is_taken_and_else_the_last(x):
     assert find_head(net, inputs=x) == "aux"  # called last; the guess was another layer
 
 
+def test_two_outputs_of_two_layers_are_for_the_caller_to_choose(x):
+    model = Net(lambda net, h: (net.aux(h), net.top(h)))
+    with pytest.raises(InputError, match=r"outputs of several layers, aux, top: pass head="):
+        find_head(model, inputs=x)
+    assert find_head(model, "aux", inputs=x) == "aux"
+
+
 def test_heads_of_zeros_are_told_apart_by_name_alone(x):
     net = Net()
     for layer in (net.top, net.aux, net.late):

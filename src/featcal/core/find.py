@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from featcal.core.call import mapped, outputs_in, run, watched
 from featcal.core.errors import InputError
 from featcal.core.fitting import undisturbed
-from featcal.core.head import CalibratedHead, is_pointwise_conv
-from featcal.core.proof import check_not_multilabel, makes
+from featcal.core.head import INERT, CalibratedHead, is_linear
+from featcal.core.proof import check_not_multilabel, few_rows, makes
 
 # Where networks keep their last layer by convention: Hugging Face, torchvision, many others.
 USUAL = ("classifier", "score", "classification_head", "fc", "head")
@@ -23,12 +23,10 @@ WRAPPERS = (
     "FullyShardedDataParallel",
     "OptimizedModule",
 )
-PROOF_ROWS = 4  # of every layer's output, enough to tell layers apart and little to keep
 SHOWN = 8  # candidates in a message
 
 # What may stand behind the last layer in a container and leaves its logits what they are.
-LINKING = (nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Softmax)
-HARMLESS = (nn.Dropout, nn.Flatten, nn.Identity, *LINKING)
+HARMLESS = (*INERT, nn.Flatten, nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Softmax)
 
 
 def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
@@ -48,10 +46,11 @@ def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) 
     """
     check_named(model, head)
     layers = _candidates(model)
-    guess = _guess(model, layers)[0] if head is None else head
+    guess, bare = _guess(model, layers) if head is None else (head, False)
     if inputs is not None:
         inputs = mapped(inputs, lambda tensor: tensor)  # arrays as tensors
-        return _reached(model, _proved(model, inputs, guess, told=head is not None))
+        found = _proved(model, inputs, guess, told=head is not None, bare=bare)
+        return _reached(model, found)
     if guess is None:
         what = "several classifiers" if layers else "no linear layer"
         raise InputError(f"the model has {what}: pass head=, the path of its last layer")
@@ -153,7 +152,7 @@ def _candidates(model: nn.Module) -> dict[str, nn.Module]:
     heads = [module for module in model.modules() if isinstance(module, CalibratedHead)]
     inside = {id(part) for head in heads for part in head.modules()} - set(map(id, heads))
     layers = ((name, part) for name, part in model.named_modules() if id(part) not in inside)
-    return {n: part for n, part in layers if _is_linear(part) or isinstance(part, CalibratedHead)}
+    return {n: part for n, part in layers if is_linear(part) or isinstance(part, CalibratedHead)}
 
 
 def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> tuple[str | None, bool]:
@@ -165,10 +164,8 @@ def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> tuple[str | None, 
     with suppress(Exception):  # a hint, no more: a model may mean something else by this name
         said = model.get_classifier()  # type: ignore[operator]
     if isinstance(said, (tuple, list, nn.ModuleList)):
-        return (
-            None,
-            False,
-        )  # which of them makes the output, if any does alone, only a batch can tell
+        # Which of them makes the output, if any does alone, only a batch can tell.
+        return None, False
     names: dict[int, str] = {id(part): name for name, part in model.named_modules()}
     found: list[object] = [said, *(getattr(model, name, None) for name in USUAL)]
     for module in found:
@@ -187,29 +184,37 @@ def _goes_on(module: object) -> bool:
     """
     if type(module) is not nn.Sequential:
         return False
-    rest = [part for part in module if not isinstance(part, HARMLESS)]
+    rest = [part for part in module if type(part) not in HARMLESS]
     last = rest[-1] if rest else None
     is_leaf = last is not None and not list(last.children())
-    return _goes_on(last) or (is_leaf and not _is_linear(last))
-
-
-def _is_linear(module: object) -> bool:
-    return isinstance(module, nn.Linear) or is_pointwise_conv(module)
-
-
-def _few_rows(value: Any) -> Any:  # noqa: ANN401
-    few = isinstance(value, Tensor) and value.ndim > 0
-    return value[:PROOF_ROWS].detach().clone() if few else None
+    return _goes_on(last) or (is_leaf and not is_linear(last))
 
 
 @torch.no_grad()
-def _proved(model: nn.Module, inputs: Any, guess: str | None, *, told: bool) -> str:  # noqa: ANN401
-    """The layer whose output is the model's: the guess if it is one, else the last one called."""
+def _proved(
+    model: nn.Module,
+    inputs: Any,  # noqa: ANN401
+    guess: str | None,
+    *,
+    told: bool,
+    bare: bool,
+) -> str:
+    """The layer whose output is the model's: the guess if it is one, else the last one called.
+
+    Where nothing but its place speaks for the guess, and layers make outputs of their own, it is
+    for the caller to say which of them the labels belong to.
+    """
     paths = dict.fromkeys([*_candidates(model), *([] if guess is None else [guess])])
-    with undisturbed(model), watched(model, paths, _few_rows) as calls:
+    with undisturbed(model), watched(model, paths, few_rows) as calls:
         output = outputs_in(run(model, inputs))
     found = {path: given for path, _, given in calls if isinstance(given, Tensor)}
-    makers = [path for path, given in found.items() if any(makes(given, z) for z in output)]
+    made = {path: [makes(given, z) for z in output] for path, given in found.items()}
+    makers = [path for path, outputs in made.items() if any(outputs)]
+    if bare and len({tuple(made[path]) for path in makers}) > 1:
+        raise InputError(
+            f"the model gives outputs of several layers, {', '.join(makers[-SHOWN:])}: pass head=, "
+            "the path of the one the labels belong to"
+        )
     if guess in makers:
         return guess
     if output and not any(tensor.numel() for tensor in output):

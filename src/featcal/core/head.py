@@ -33,6 +33,11 @@ def is_pointwise_conv(layer: object) -> bool:
     return set(layer.kernel_size) == set(layer.stride) == {1} and not padded
 
 
+def is_linear(layer: object) -> bool:
+    """Whether a layer is a linear map: an `nn.Linear`, or a 1 x 1 convolution."""
+    return isinstance(layer, nn.Linear) or is_pointwise_conv(layer)
+
+
 def channels(layer: object, features: Tensor) -> int | None:
     """The axis a layer works along, every other position for itself; None for whole samples.
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import logsigmoid
 
 from featcal.core.call import Call, outputs_in, watched
 from featcal.core.errors import InputError
-from featcal.core.find import PROOF_ROWS, find_head
-from featcal.core.head import CalibratedHead, is_pointwise_conv
-from featcal.core.proof import Link, check_not_multilabel, makes
+from featcal.core.find import find_head
+from featcal.core.head import CalibratedHead, is_linear
+from featcal.core.proof import AS_IT_IS, check_not_multilabel, few_rows, link_between
 from featcal.core.wrapper import Wrapper
 from featcal.export.inputs import Inputs
 
@@ -26,14 +25,14 @@ LOGITS, PROBABILITIES = "logits", "probabilities"
 NEITHER = "log-sigmoids"
 REMEDY = "let it give its logits alone, or an object or dict with logits"
 
-# What a model may do to its logits before it gives them, and what it gives then.
-AS_THEY_ARE: tuple[Link, str] = (lambda z: z, LOGITS)
-LINKS_OF_ONE = (AS_THEY_ARE, (torch.sigmoid, PROBABILITIES), (logsigmoid, NEITHER))
-LINKS: tuple[tuple[Link, str], ...] = (
-    AS_THEY_ARE,
-    (lambda z: z.softmax(-1), PROBABILITIES),
-    (lambda z: z.log_softmax(-1), LOGITS),  # their softmax is the model's own
-)
+# What a model gives where this stands between its logits and its output.
+HELD = {
+    AS_IT_IS: LOGITS,
+    "log_softmax": LOGITS,  # their softmax is the model's own
+    "softmax": PROBABILITIES,
+    "sigmoid": PROBABILITIES,
+    "logsigmoid": NEITHER,
+}
 
 
 @final
@@ -100,7 +99,7 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
     wrappers = [path for path, part in model.named_modules() if isinstance(part, Wrapper)]
     heads = [p for p in wrappers if isinstance(model.get_submodule(p), CalibratedHead)]
     layers = heads or _likely(model)
-    with watched(model, dict.fromkeys([*wrappers, *layers]), _few_rows) as calls:
+    with watched(model, dict.fromkeys([*wrappers, *layers]), few_rows) as calls:
         given = inputs.call(model)
     _check_called(wrappers, calls)
     tensors = {place: tensor for place, tensor in enumerate(outputs_in(given)) if _fits(tensor)}
@@ -119,19 +118,10 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
 
 def _likely(model: nn.Module) -> list[str]:
     """Layers of a model without calibrated head one of which may be its last."""
-    linear = [path for path, part in model.named_modules() if _is_linear(part)]
+    linear = [path for path, part in model.named_modules() if is_linear(part)]
     with suppress(InputError):  # it knows of none
         return [*linear, find_head(model)]
     return linear
-
-
-def _is_linear(part: nn.Module) -> bool:
-    return isinstance(part, nn.Linear) or is_pointwise_conv(part)
-
-
-def _few_rows(value: Any) -> Tensor | None:  # noqa: ANN401 - whatever enters or leaves a layer
-    few = isinstance(value, Tensor) and value.ndim > 0
-    return value[:PROOF_ROWS].clone() if few else None  # what comes after may write into it
 
 
 def _fits(tensor: Tensor) -> bool:
@@ -164,23 +154,8 @@ def _check_used(model: nn.Module, inputs: Inputs, heads: list[str], output: Outp
 
 def _made(call: Call, tensors: dict[int, Tensor]) -> list[Made]:
     layer, _, given = call
-    return [
-        Made(Output(place, _held(given, tensor)), layer)
-        for place, tensor in tensors.items()
-        if makes(given, tensor)
-    ]
-
-
-def _held(given: Tensor, tensor: Tensor) -> str:
-    """What a tensor holds that is made of a layer's output by one of the links: the nearest."""
-    tensor = tensor[: len(given)]
-    if given.numel() != tensor.numel():
-        return LOGITS  # the scores of one token, out of those of all
-    flat = tensor.shape[2:].numel() == 1
-    shape = (len(tensor), -1) if flat else tensor.shape  # classes last, where a softmax acts
-    given, tensor = given.double().reshape(shape), tensor.double().reshape(shape)
-    links = LINKS if tensor.shape[-1] > 1 else LINKS_OF_ONE
-    return min(links, key=lambda link: float((link[0](given) - tensor).nan_to_num().abs().max()))[1]
+    links = {place: link_between(given, tensor) for place, tensor in tensors.items()}
+    return [Made(Output(p, HELD[link]), layer) for p, link in links.items() if link is not None]
 
 
 def _chosen(tensors: dict[int, Tensor], made: list[Made]) -> Output:
