@@ -1,0 +1,118 @@
+"""Which images train, which calibrate: the published cuts, by their own seeds.
+
+CIFAR (the code of Mukhoti et al., NeurIPS 2020, and of all who compare with it): the indices of
+the 50,000 training images, shuffled by numpy's legacy generator with seed 1; the first 5,000 are
+val. ImageNet (the code of Tao et al., AAAI 2025): the 50,000 official validation images, shuffled
+by torch with seed 42; the first fifth is val, the rest is test. Neither touches a global generator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featcal.core.errors import InputError
+from featcal.datasets.images import ImageData, Images, Splits
+
+PUBLISHED_VAL = 5000
+CIFAR_SEED = 1
+IMAGENET_SEED = 42
+
+
+def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, Tensor]:
+    """The published cut of CIFAR's training images.
+
+    Args:
+        n: How many images there are.
+        val: How many of them are not trained on.
+
+    Returns:
+        The indices to train on, and those of val, both in the order of the shuffle.
+    """
+    if not 0 < val < n:
+        raise InputError(
+            f"published_split: val={val} of n={n} images leaves nothing to train on or nothing "
+            f"to calibrate on: give a val from 1 to {n - 1}"
+        )
+    order = list(range(n))  # a list as in the published code
+    np.random.RandomState(CIFAR_SEED).shuffle(order)
+    index = torch.tensor(order)
+    return index[val:], index[:val]
+
+
+def imagenet_split(n: int = 50_000) -> tuple[Tensor, Tensor]:
+    """The published cut of ImageNet's validation images: the indices of val and of test."""
+    if n < 5:
+        raise InputError(f"imagenet_split: n={n} images have no fifth for val: give at least 5")
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(IMAGENET_SEED))
+    return order[: n // 5], order[n // 5 :]
+
+
+def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Splits:
+    """Cuts a data set into what a training run uses.
+
+    Args:
+        data: The data set as published.
+        val: How many training images are kept for calibration, by `published_split`; by default
+            5,000, or none where the data set has a val part of its own, which is then used.
+        held_out: How many more are kept for a loss that watches its own calibration (AdaFocal):
+            cut from what would be trained on, never from val.
+
+    Raises:
+        InputError: where the counts leave nothing to train on.
+    """
+    train, val_index, how = _train_and_val(data, val)
+    train, held_index = _held_out(train, held_out)
+    if held_index is not None:
+        how += f"; held out: {held_out} of the rest by the same shuffle"
+    return Splits(
+        name=data.name,
+        class_names=data.class_names,
+        train=data.train.rows(train),
+        val=_val_images(data, val_index),
+        test=data.test,
+        train_index=train,
+        val_index=val_index,
+        held_out=None if held_index is None else data.train.rows(held_index),
+        held_out_index=held_index,
+        how=how,
+    )
+
+
+def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | None, str]:
+    if data.val is not None:
+        if val is not None:
+            raise InputError(
+                f"split: val={val}, and {data.name} has a val part of its own of {len(data.val)} "
+                "images: leave val out"
+            )
+        return torch.arange(len(data.train)), None, data.how
+    count, images = PUBLISHED_VAL if val is None else val, len(data.train)
+    if not 0 < count < images:
+        raise InputError(
+            f"split: val={count} of {images} training images leaves nothing to train on or "
+            f"nothing to calibrate on: give a val from 1 to {images - 1}"
+        )
+    train, index = published_split(images, count)
+    how = f"val: the first {count} of {images} training images, shuffled by numpy's legacy seed "
+    return train, index, how + str(CIFAR_SEED)
+
+
+def _held_out(train: Tensor, held_out: int) -> tuple[Tensor, Tensor | None]:
+    if held_out == 0:
+        return train, None
+    if not 0 < held_out < len(train):
+        raise InputError(
+            f"split: held_out={held_out} of {len(train)} images to train on: give 0 (none) or at "
+            f"most {len(train) - 1}"
+        )
+    rest, held = published_split(len(train), held_out)
+    return train[rest], train[held]
+
+
+def _val_images(data: ImageData, index: Tensor | None) -> Images:
+    if index is not None:
+        return data.train.rows(index)
+    assert data.val is not None
+    return data.val

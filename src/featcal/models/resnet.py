@@ -1,0 +1,66 @@
+"""ResNet with bottleneck blocks for small images (He, Zhang, Ren and Sun, CVPR 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+from torch import nn
+
+from featcal.core.arguments import check_whole
+from featcal.models.base import ConvClassifier
+from featcal.models.convolution import (
+    Residual,
+    check_blocks,
+    conv_norm,
+    conv_norm_relu,
+    shortcut,
+)
+
+EXPANSION = 4  # maps a bottleneck gives, for each of those it works on
+
+
+@final
+class ResNet(ConvClassifier):
+    """A 3x3 stem that keeps the size, and four layers of bottlenecks that end in 1/8 of it.
+
+    Weights start as PyTorch draws them. The parts are `stem`, `layer1` to `layer4` and `head`.
+
+    Args:
+        classes: how many there are.
+        blocks: bottlenecks in each of the four layers: (3, 4, 6, 3) for ResNet-50. What the
+            literature on calibration calls ResNet-110 has (3, 4, 26, 3), and is not the
+            network of three stages by that name.
+        width: maps of the stem; layer i works on width x 2^(i - 1) and gives four times as many.
+    """
+
+    family = "bottleneck ResNet"
+
+    def __init__(
+        self, classes: int, *, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64
+    ) -> None:
+        check_whole(self.family, 1, width=width)
+        check_blocks(self.family, blocks, 4)
+        parts = {"stem": conv_norm_relu(3, width, 3)}
+        inputs = width
+        for layer, count in enumerate(blocks):
+            planes, stride = width * 2**layer, 1 if layer == 0 else 2
+            parts[f"layer{layer + 1}"] = _layer(inputs, planes, count, stride)
+            inputs = EXPANSION * planes
+        super().__init__(parts, inputs, classes)
+
+
+def _layer(inputs: int, planes: int, count: int, stride: int) -> nn.Sequential:
+    first = _bottleneck(inputs, planes, stride)
+    others = (_bottleneck(EXPANSION * planes, planes, 1) for _ in range(count - 1))
+    return nn.Sequential(first, *others)
+
+
+def _bottleneck(inputs: int, planes: int, stride: int) -> Residual:
+    outputs = EXPANSION * planes
+    body = nn.Sequential(
+        conv_norm_relu(inputs, planes, 1),
+        conv_norm_relu(planes, planes, 3, stride),
+        conv_norm(planes, outputs, 1),
+    )
+    return Residual(body, shortcut(inputs, outputs, stride))

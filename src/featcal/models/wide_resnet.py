@@ -1,0 +1,127 @@
+"""Wide ResNet (Zagoruyko and Komodakis, BMVC 2016), in the two forms that go by this name.
+
+The literature on calibration has post-activation blocks, as in the first ResNet; the paper itself
+has pre-activation blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featcal.core.arguments import check_whole
+from featcal.core.errors import InputError
+from featcal.models.base import ConvClassifier
+from featcal.models.convolution import Residual, conv, conv_norm, conv_norm_relu, shortcut
+
+STEM = 16  # maps of the stem, and a widening factor's worth of the first group
+
+
+@final
+class PostActivationWideResNet(ConvClassifier):
+    """Conv-BN-ReLU-conv-BN, the sum, and ReLU: the form of the published WRN-26-10.
+
+    Convolutions start He-normal by what they give (fan out). The parts are `stem`, `group1` to
+    `group3` and `head`.
+
+    Args:
+        classes: how many there are.
+        depth: 2 more than a multiple of 6.
+        width: the widening factor.
+    """
+
+    family = "post-activation wide ResNet"
+
+    def __init__(self, classes: int, *, depth: int = 26, width: int = 10) -> None:
+        blocks = _blocks(self.family, depth, width, rest=2)
+        parts: dict[str, nn.Module] = {"stem": conv_norm_relu(3, STEM, 3)}
+        parts |= _groups(_post_activation, blocks, width)
+        super().__init__(parts, 4 * STEM * width, classes)
+        for part in self.modules():
+            if isinstance(part, nn.Conv2d):
+                nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
+
+
+@final
+class PreActivationWideResNet(ConvClassifier):
+    """BN-ReLU-conv-BN-ReLU-conv and the sum, with BN-ReLU at the very end: the classic form.
+
+    Weights start as PyTorch draws them. The parts are `stem`, `group1` to `group3`, `last`
+    (BatchNorm and ReLU after the last group) and `head`.
+
+    Args:
+        classes: how many there are.
+        depth: 4 more than a multiple of 6.
+        width: the widening factor.
+    """
+
+    family = "pre-activation wide ResNet"
+
+    def __init__(self, classes: int, *, depth: int = 16, width: int = 4) -> None:
+        blocks = _blocks(self.family, depth, width, rest=4)
+        maps = 4 * STEM * width
+        parts: dict[str, nn.Module] = {"stem": conv(3, STEM, 3)}
+        parts |= _groups(PreActivation, blocks, width)
+        parts["last"] = nn.Sequential(nn.BatchNorm2d(maps), nn.ReLU())
+        super().__init__(parts, maps, classes)
+
+
+@final
+class PreActivation(nn.Module):
+    """The block of the classic form; a changed shape takes its shortcut from the first BN-ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(inputs)
+        self.body = nn.Sequential(
+            conv(inputs, outputs, 3, stride),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            conv(outputs, outputs, 3),
+        )
+        same = inputs == outputs and stride == 1
+        self.shortcut = None if same else conv(inputs, outputs, 1, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum as it is, of either sign."""
+        active = F.relu(self.norm(x))
+        added: Tensor = self.body(active)
+        return added + (x if self.shortcut is None else self.shortcut(active))
+
+
+def _post_activation(inputs: int, outputs: int, stride: int) -> nn.Module:
+    body = nn.Sequential(
+        conv_norm_relu(inputs, outputs, 3, stride),
+        conv_norm(outputs, outputs, 3),
+    )
+    return Residual(body, shortcut(inputs, outputs, stride))
+
+
+def _groups(
+    block: Callable[[int, int, int], nn.Module], blocks: int, width: int
+) -> dict[str, nn.Module]:
+    """Three groups of so many blocks; the second and the third halve the maps."""
+    groups: dict[str, nn.Module] = {}
+    inputs = STEM
+    for place in range(3):
+        outputs, stride = STEM * width * 2**place, 1 if place == 0 else 2
+        first = block(inputs, outputs, stride)
+        others = (block(outputs, outputs, 1) for _ in range(blocks - 1))
+        groups[f"group{place + 1}"] = nn.Sequential(first, *others)
+        inputs = outputs
+    return groups
+
+
+def _blocks(family: str, depth: int, width: int, rest: int) -> int:
+    """How many blocks of two convolutions a group of three has, `rest` layers standing outside."""
+    check_whole(family, 1, width=width)
+    check_whole(family, rest + 6, depth=depth)
+    if (depth - rest) % 6:
+        raise InputError(
+            f"{family}: depth is {depth}: give {rest} more than a multiple of 6, such as "
+            f"{rest + 6 * ((depth - rest) // 6)}"
+        )
+    return (depth - rest) // 6
