@@ -1,0 +1,204 @@
+"""A training loss: a frozen record of hyperparameters that maps logits and labels to one number.
+
+Every loss runs inside a captured CUDA graph: shapes do not depend on data, and nothing waits for
+the device. Logits of 16 bits are computed in float32, and float64 stays float64.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from math import inf, isfinite, nan
+from numbers import Real
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from featcal.core.arguments import check_choice
+from featcal.core.errors import InputError
+from featcal.losses.probabilities import widened
+
+LOSSES: dict[str, type[TrainingLoss]] = {}
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingLoss(ABC):
+    """What a network is trained to make small.
+
+    A subclass that sets `name` is registered under it. Losses are equal when their hyperparameters
+    are, and `repr` is the text that `parse_loss` reads.
+
+    Attributes:
+        name: the id in text, such as "focal".
+        title: the heading of its column in tables, as the literature has it.
+        soft_targets: whether labels may be rows of class probabilities (n, k).
+        needs_held_out: whether `updated` wants outputs on rows kept out of training.
+        reduction: "mean" over the batch, or "sum": n times the mean, whatever the loss.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    soft_targets: ClassVar[bool] = False
+    needs_held_out: ClassVar[bool] = False
+
+    reduction: Literal["mean", "sum"] = "mean"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "name" in cls.__dict__ and LOSSES.setdefault(cls.name, cls) is not cls:
+            taken = LOSSES[cls.name].__qualname__
+            raise TypeError(f"loss name {cls.name!r} is taken by {taken}")
+
+    def __post_init__(self) -> None:
+        check_choice(self.name, "reduction", self.reduction, ("mean", "sum"))
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of a batch, a 0-d tensor, float32 or wider.
+
+        Args:
+            logits: (n, k) floating point, k at least 2.
+            labels: (n,) int64, or (n, k) class probabilities where `soft_targets`.
+
+        Raises:
+            InputError: for shapes and dtypes that cannot be used. Values are not looked at: that
+                would wait for the device.
+        """
+        self.check(logits, labels)
+        value = self.mean(widened(logits), labels)
+        return value if self.reduction == "mean" else value * len(logits)
+
+    @abstractmethod
+    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss under reduction "mean", of checked logits that are float32 or wider."""
+
+    def rows(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row (n,), of checked logits that are float32 or wider."""
+        raise InputError(f"{self.name}: it is no mean over rows: call the loss on the batch")
+
+    def at(self, progress: float) -> TrainingLoss:
+        """The loss for a point of training, from 0 at the start to 1 at the end."""
+        return self
+
+    def updated(self, logits: Tensor, labels: Tensor) -> TrainingLoss:
+        """The loss of the next epoch, given outputs on held-out rows; itself unless it adapts."""
+        return self
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold besides the text: the tensors `updated` has set."""
+        return {}
+
+    def restored(self, state: Mapping[str, Tensor]) -> TrainingLoss:
+        """This loss with the state of a checkpoint."""
+        if state:
+            raise InputError(f"{self.name}: state holds {', '.join(state)}: this loss has no state")
+        return self
+
+    def to(self, device: torch.device | str) -> TrainingLoss:
+        """This loss with its state on a device."""
+        return self
+
+    @property
+    def heading(self) -> str:
+        """`title`, or the text of the loss where its hyperparameters are not the default ones."""
+        changed = self.changed().keys() - {"reduction"}
+        return repr(self) if changed else self.title
+
+    @classmethod
+    def arguments(cls) -> dict[str, object]:
+        """The hyperparameters with their defaults; state is none of them."""
+        own = sorted(fields(cls), key=lambda field: field.name == "reduction")
+        return {field.name: field.default for field in own if field.compare}
+
+    def changed(self) -> dict[str, object]:
+        """The hyperparameters that differ from their defaults."""
+        given = {key: getattr(self, key) for key in self.arguments()}
+        return {key: value for key, value in given.items() if value != self.arguments()[key]}
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{key}={value!r}" for key, value in self.changed().items())
+        return f"{self.name}({arguments})" if arguments else self.name
+
+    def check(self, logits: Tensor, labels: Tensor) -> None:
+        """Refuses what is no batch, by shape and dtype alone."""
+        if logits.ndim != 2 or logits.shape[0] < 1 or logits.shape[1] < 2:
+            raise InputError(
+                f"{self.name}: logits have shape {tuple(logits.shape)}: give (n, k), at least one "
+                "row and two classes; of a single logit z make the two columns 0 and z"
+            )
+        if not logits.is_floating_point():
+            raise InputError(f"{self.name}: logits are {logits.dtype}: give floating point numbers")
+        if labels.is_floating_point() and labels.ndim == 2:
+            self._check_soft(logits, labels)
+        elif labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
+            raise InputError(
+                f"{self.name}: labels are {labels.dtype} of shape {tuple(labels.shape)}: give "
+                f"int64 class numbers of shape ({len(logits)},), one for each row of logits"
+            )
+
+    def _check_soft(self, logits: Tensor, labels: Tensor) -> None:
+        if not self.soft_targets:
+            raise InputError(
+                f"{self.name}: labels are rows of probabilities: this loss needs class numbers; "
+                "for mixup use featcal.losses.mixed with both labels of a row"
+            )
+        if labels.shape != logits.shape:
+            raise InputError(
+                f"{self.name}: labels have shape {tuple(labels.shape)}: rows of probabilities need "
+                f"the shape of the logits, {tuple(logits.shape)}"
+            )
+
+    def _number(self, key: str, allowed: Callable[[float], bool], words: str) -> None:
+        """Checks a hyperparameter and keeps it as a float, so that 3 and 3.0 are one loss."""
+        object.__setattr__(self, key, number(self.name, key, getattr(self, key), allowed, words))
+
+
+def number(
+    name: str, key: str, value: object, allowed: Callable[[float], bool], words: str
+) -> float:
+    """The value as a finite float in its range, which the words describe."""
+    try:
+        found = nan if type(value) is bool or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        found = inf
+    if not isfinite(found) or not allowed(found):
+        raise InputError(f"{name}: {key} is {value!r}: give a number {words}")
+    return found
+
+
+class RowLoss(TrainingLoss):
+    """A loss that is a mean over rows, each computed by itself: `rows` is all it has to say."""
+
+    @abstractmethod
+    def rows(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each row (n,), of checked logits that are float32 or wider."""
+
+    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the rows."""
+        return self.rows(logits, labels).mean()
+
+
+def mixed(
+    loss: TrainingLoss,
+    logits: Tensor,
+    labels: Tensor,
+    partners: Tensor,
+    weight: Tensor | float,
+) -> Tensor:
+    """The loss of mixed inputs in the two-term form: w L(labels) + (1 - w) L(partners).
+
+    Zhang et al., mixup (ICLR 2018). It serves every loss, with or without soft targets.
+
+    Args:
+        loss: any training loss.
+        logits: (n, k) outputs for w x + (1 - w) x'.
+        labels: those of x.
+        partners: those of x'.
+        weight: w, a float or a 0-d tensor; a captured graph reads a tensor anew at each replay.
+    """
+    if isinstance(weight, Tensor) and weight.ndim != 0:
+        raise InputError(
+            f"mixed: weight has shape {tuple(weight.shape)}: give one number for the batch"
+        )
+    return weight * loss(logits, labels) + (1 - weight) * loss(logits, partners)
