@@ -1,0 +1,140 @@
+"""Everything a run needs to go on as if it had never stopped, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from featcal.core.disk import new_file
+from featcal.core.errors import InputError
+
+FILE = "checkpoint.safetensors"
+FORMAT = 1
+KEY = "featcal.train"
+
+
+@final
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands.
+
+    Attributes:
+        epoch: the one under way, counted from 0.
+        step: of the epoch, the next to take.
+        total: the summed losses of the epoch's rows so far.
+        history: what was said of every epoch before.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    total: float = 0.0
+    history: tuple[dict[str, Any], ...] = ()
+
+
+@final
+class Checkpoint:
+    """The file of a run; written whole or not at all.
+
+    Attributes:
+        path: the file.
+        settings: what the run is; a file with other settings is refused.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        self.path = folder / FILE
+        self.settings = json.loads(json.dumps(settings))  # as they will be read back
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: dict[str, Tensor],
+        position: Position,
+    ) -> None:
+        """Writes the state in place of the one before."""
+        tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
+        tensors |= {f"loss.{key}": value for key, value in loss.items()}
+        tensors |= {f"random.{key}": value for key, value in _random_state().items()}
+        about = {"format": FORMAT, "settings": self.settings, "position": vars(position)}
+        # Copies: safetensors refuses tensors that share memory, such as tied weights.
+        plain = torch.contiguous_format
+        copies = {k: v.detach().cpu().clone(memory_format=plain) for k, v in tensors.items()}
+        with new_file(self.path, overwrite=True) as temporary:
+            save_file(copies, temporary, {KEY: json.dumps(about)})
+
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[Position, dict[str, Tensor]] | None:
+        """Puts the state into model and optimiser; None where there is no file yet.
+
+        Raises:
+            InputError: for the file of another run, or one that cannot be read.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get(KEY, "null"))
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise self._refused(f"cannot be read ({error})") from error
+        self._check(about)
+        model.load_state_dict(_under("model", tensors))
+        _restore_optimizer(optimizer, _under("optimizer", tensors))
+        _set_random_state(_under("random", tensors))
+        found = about["position"]
+        return Position(**{**found, "history": tuple(found["history"])}), _under("loss", tensors)
+
+    def _check(self, about: Any) -> None:  # noqa: ANN401 - JSON
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise self._refused("is no checkpoint of this version of featcal train")
+        theirs = about["settings"]
+        for key in sorted({*theirs, *self.settings}):
+            if theirs.get(key) != self.settings.get(key):
+                raise self._refused(
+                    f"is of a run with {key} = {theirs.get(key)}, not {self.settings.get(key)}"
+                )
+
+    def _refused(self, why: str) -> InputError:
+        return InputError(f"{self.path} {why}: choose another folder, or remove this one")
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    for weight, kept in optimizer.state.items():
+        for key, value in kept.items():
+            if value.shape == weight.shape:  # in the weight's own order of memory, as it was
+                kept[key] = torch.empty_like(weight).copy_(value)
+
+
+def _random_state() -> dict[str, Tensor]:
+    """For networks that draw random numbers of their own, such as for dropout."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor]) -> None:
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,122 @@
+"""Where and how fast a run goes; what comes out of it is the recipe's affair."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+import torch.distributed as torch_dist
+from torch import nn
+
+from featcal.core import dist
+from featcal.core.errors import InputError
+from featcal.train.step import Network
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """The device and its tricks.
+
+    Attributes:
+        device: where the network and all images are.
+        precision: of the forward pass; weights and losses are float32 in any case.
+        compiled: whether `torch.compile` fuses the network's kernels.
+        graph: whether a step is replayed as one CUDA graph.
+    """
+
+    device: torch.device
+    precision: torch.dtype
+    compiled: bool
+    graph: bool
+
+    @classmethod
+    def best(
+        cls,
+        device: str | torch.device | None = None,
+        *,
+        precision: str | None = None,
+        compiled: bool | None = None,
+        graph: bool | None = None,
+    ) -> Engine:
+        """The fastest there is; whatever is given is taken.
+
+        A GPU runs in bfloat16, compiled, as a graph; several of them without the graph.
+        """
+        place = _device(device)
+        gpu = place.type == "cuda"
+        if graph and (not gpu or dist.world() > 1):
+            raise InputError("graph is True: a CUDA graph needs one process on one GPU")
+        name = ("bfloat16" if gpu else "float32") if precision is None else precision
+        if name not in PRECISIONS:
+            known = " or ".join(PRECISIONS)
+            raise InputError(f"precision is {precision!r}: choose {known}")
+        return cls(
+            device=place,
+            precision=PRECISIONS[name],
+            compiled=gpu if compiled is None else compiled,
+            graph=(gpu and dist.world() == 1) if graph is None else graph,
+        )
+
+    def network(self, model: nn.Module) -> Network:
+        """The model in its fastest form."""
+        # No two networks share what was compiled: the cache of programs is small and would be full
+        # after a few of them, and everything after that would run as it is.
+        torch.compiler.reset()
+        return torch.compile(model, dynamic=False) if self.compiled else model
+
+    def wait(self) -> None:
+        """Until the device has done all it was asked for, so that a clock can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form."""
+        return {
+            "device": hardware_name(self.device),
+            "precision": str(self.precision).removeprefix("torch."),
+            "compiled": self.compiled,
+            "graph": self.graph,
+            "processes": dist.world(),
+        }
+
+
+def hardware_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device is {device!r}: give one such as cpu or cuda") from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device is {device!r}, and torch finds no GPU here: give cpu")
+    if found == torch.device("cuda"):  # which of them torchrun says
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return found
+
+
+@contextmanager
+def processes(device: str | None = None) -> Iterator[None]:
+    """Joins the other processes that torchrun started, if it did."""
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.active():
+        yield
+        return
+    gpu = device != "cpu" and torch.cuda.is_available()
+    if gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    torch_dist.init_process_group("nccl" if gpu else "gloo")
+    try:
+        yield
+    finally:
+        torch_dist.destroy_process_group()

@@ -1,0 +1,140 @@
+"""How a network is trained: the published recipe, and the same in less time.
+
+Mukhoti et al., "Calibrating Deep Neural Networks using Focal Loss", NeurIPS 2020, whose networks
+the feature clipping paper calibrates: 350 epochs of SGD, the rate divided by ten twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, final
+
+from featcal.core.arguments import check_choice, check_whole
+from featcal.core.errors import InputError
+from featcal.losses import Brier, TrainingLoss
+
+EPOCHS = 350
+# The published loop stepped its schedule before each epoch, so that the rate fell one epoch early.
+DROPS = (149 / EPOCHS, 249 / EPOCHS)
+CLIP_NORM = 2.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what comes out of a run besides data, network and loss.
+
+    Attributes:
+        epochs: passes over the training rows.
+        batch: rows of a step, on all processes together.
+        optimizer: "sgd", or "adamw" for transformers.
+        lr: the highest learning rate.
+        momentum: of SGD.
+        weight_decay: on every parameter, as published.
+        schedule: "steps" divides the rate by ten at each of `drops`; "cosine" lowers it to zero.
+        drops: parts of the run after which the rate falls.
+        warmup: epochs over which the rate rises from nothing.
+        clip_norm: the longest gradient; None for no limit.
+        augment: whether images are shifted by up to four pixels and mirrored.
+        mixup: the parameter of the Beta distribution images are mixed by; 0 for no mixing.
+        smoothing: how much of each label is spread over all classes, for losses that take
+            probabilities as targets.
+        seed: of the weights, the order of the rows and their augmentation.
+    """
+
+    epochs: int = EPOCHS
+    batch: int = 128
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: str = "steps"
+    drops: tuple[float, ...] = DROPS
+    warmup: int = 1
+    clip_norm: float | None = None
+    augment: bool = True
+    mixup: float = 0.0
+    smoothing: float = 0.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("recipe", 1, epochs=self.epochs, batch=self.batch)
+        check_whole("recipe", 0, warmup=self.warmup, seed=self.seed)
+        check_choice("recipe", "optimizer", self.optimizer, ("sgd", "adamw"))
+        check_choice("recipe", "schedule", self.schedule, ("steps", "cosine"))
+        _check_range("lr", self.lr, above=0.0)
+        _check_range("momentum", self.momentum, below=1.0)
+        _check_range("weight_decay", self.weight_decay)
+        _check_range("mixup", self.mixup)
+        _check_range("smoothing", self.smoothing, below=1.0)
+        if self.clip_norm is not None:
+            _check_range("clip_norm", self.clip_norm, above=0.0)
+        if any(not 0 < drop <= 1 for drop in self.drops):
+            raise InputError(f"recipe: drops is {self.drops}: give parts of the run, from 0 to 1")
+
+    @classmethod
+    def for_network(cls, network: str, **changes: Any) -> Recipe:  # noqa: ANN401 - our own fields
+        """What a network is trained with unless somebody says otherwise.
+
+        >>> Recipe.for_network("vit").optimizer
+        'adamw'
+        """
+        if network == "vit":
+            vit = cls(optimizer="adamw", lr=1e-3, weight_decay=0.05, schedule="cosine", warmup=5)
+            return replace(vit, **changes)
+        return cls(**changes)
+
+    def scaled(self, budget: float) -> Recipe:
+        """The same run in a part of its epochs; rates, drops and warm-up keep their places.
+
+        >>> Recipe().scaled(0.1).epochs
+        35
+        """
+        if not 0 < budget <= 1:
+            raise InputError(f"budget is {budget}: give a part of the epochs, from 0 to 1")
+        epochs = max(1, round(self.epochs * budget))
+        return replace(self, epochs=epochs, warmup=min(self.warmup, epochs // 2))
+
+    def published(self) -> Recipe:
+        """With the gradient clipped, for the summed losses of the published networks.
+
+        Both or neither: sums over a batch without the clip are another optimiser.
+        """
+        return replace(self, clip_norm=CLIP_NORM, warmup=0)
+
+    def rate_at(self, epoch: float) -> float:
+        """The learning rate at a moment, counted in epochs from the start.
+
+        >>> [round(Recipe(warmup=0).rate_at(e), 4) for e in (0, 148, 149, 249)]
+        [0.1, 0.1, 0.01, 0.001]
+        """
+        if epoch < self.warmup:
+            return self.lr * max(epoch, 1e-3) / self.warmup
+        if self.schedule == "cosine":
+            done = (epoch - self.warmup) / max(self.epochs - self.warmup, 1)
+            return self.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+        # Never before the first epoch: a run of one would have no rate to fall from.
+        drops = (max(1, math.floor(drop * self.epochs + 0.5)) for drop in self.drops)
+        fallen = sum(epoch >= drop for drop in drops)
+        return self.lr * 0.1**fallen
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form."""
+        return {**asdict(self), "drops": list(self.drops)}
+
+
+def published_loss(loss: TrainingLoss) -> TrainingLoss:
+    """The loss as the published networks were trained with it: a sum, but for Brier's mean."""
+    return loss if isinstance(loss, Brier) else replace(loss, reduction="sum")
+
+
+def _check_range(
+    key: str, value: object, *, above: float | None = None, below: float = math.inf
+) -> None:
+    least = 0.0 if above is None else above
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not least <= value < below or value == above:  # type: ignore[operator]
+        limit = f"above {above:g}" if above is not None else "from 0 up"
+        end = f" and below {below:g}" if below < math.inf else ""
+        raise InputError(f"recipe: {key} is {value!r}: give a number {limit}{end}")

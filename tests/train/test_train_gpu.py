@@ -1,0 +1,103 @@
+"""On a GPU: the graph does what the plain step does, and goes on after a kill."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny import HALF, made_images, made_splits, small, weights_of
+
+from featcal.core.progress import listen
+from featcal.losses import CE, LOSSES, AdaFocal, parse_loss
+from featcal.models import build
+from featcal.train import Engine, Recipe, train
+from featcal.train.engine import hardware_name
+from featcal.train.finish import full_precision
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+RECIPE = Recipe(epochs=3, batch=16, seed=7)
+
+
+def engine(*, graph, compiled=False):
+    return Engine.best("cuda", precision="float32", compiled=compiled, graph=graph)
+
+
+def trained(model, loss, recipe=RECIPE, splits=None, **options):
+    splits = made_splits(held_out=32) if splits is None else splits
+    with full_precision():
+        history = train(model, splits, loss, recipe, normalise=HALF, **options)
+    return {key: value.cpu() for key, value in weights_of(model).items()}, history
+
+
+@pytest.mark.parametrize("text", sorted(LOSSES))
+def test_a_graph_is_the_step(text):
+    eager, told = trained(small(), parse_loss(text), engine=engine(graph=False))
+    replayed, again = trained(small(), parse_loss(text), engine=engine(graph=True))
+    for key, value in eager.items():
+        torch.testing.assert_close(replayed[key], value, rtol=1e-3, atol=1e-4)
+    assert [e.loss for e in again] == pytest.approx([e.loss for e in told], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        replace(RECIPE, optimizer="adamw", lr=1e-3),
+        replace(RECIPE, mixup=0.3, schedule="cosine"),
+        RECIPE.published(),
+    ],
+    ids=["adamw", "mixup", "published"],
+)
+def test_a_graph_reads_the_rate_and_the_mixing_weight_of_its_step(recipe):
+    eager, _ = trained(small(), CE(), recipe, engine=engine(graph=False))
+    replayed, _ = trained(small(), CE(), recipe, engine=engine(graph=True))
+    for key, value in eager.items():
+        torch.testing.assert_close(replayed[key], value, rtol=1e-3, atol=2e-4)
+
+
+def test_the_gpu_trains_as_the_cpu_does():
+    here, _ = trained(small(), CE(), engine=Engine.best("cpu"))
+    there, _ = trained(small(), CE(), engine=engine(graph=True))
+    for key, value in here.items():
+        torch.testing.assert_close(there[key], value, rtol=1e-2, atol=1e-3)
+
+
+class Killed(BaseException):
+    """The end of a process, from the inside."""
+
+
+def test_a_killed_run_goes_on_close_to_the_whole(tmp_path):
+    def tell(label, done, of):
+        if label == "training" and done == 11:
+            raise Killed
+
+    loss = AdaFocal()
+    whole, _ = trained(small(), loss, engine=engine(graph=True))
+    with pytest.raises(Killed), listen(tell):
+        trained(small(), loss, engine=engine(graph=True), folder=tmp_path, checkpoint_every=0.0)
+    model = small(seed=5)
+    went_on, _ = trained(model, loss, engine=engine(graph=True), folder=tmp_path)
+    for key, value in whole.items():
+        torch.testing.assert_close(went_on[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_the_whole_engine_learns():
+    torch.manual_seed(0)
+    splits = replace(made_splits(), train=made_images(512, 1, 32), val=made_images(64, 2, 32))
+    splits = replace(splits, test=made_images(64, 3, 32))
+    model = build("wrn16x4", 4, width=1)
+    best = Engine.best("cuda")
+    assert (best.compiled, best.graph, best.precision) == (True, True, torch.bfloat16)
+    history = train(model, splits, CE(), replace(RECIPE, batch=64, epochs=6), normalise=HALF)
+    assert history[-1].watched.accuracy > 0.9
+
+
+def test_other_work_on_the_device_is_not_disturbed():
+    before = torch.cuda.get_rng_state()
+    trained(small(dropout=0.5), CE(), engine=engine(graph=True))
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_the_device_is_named():
+    assert hardware_name(torch.device("cuda", 0)) == torch.cuda.get_device_name(0)
