@@ -2,11 +2,14 @@
 
 Usage: python bench/train.py --data FOLDER [--networks resnet50 ...] [--output FILE]
 
-FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU. The plain loops are what
-people write by hand, and get the images from the same place: on the GPU already, shifted and mirrored
-there, so that what is compared is the loop and not a data loader. All loops start from the same weights
-and see the same rows in the same order; what is left of a difference in the loss is rounding. Of ours
-the last epoch counts, for the first one compiles; of the plain loops the steps after the first ten.
+FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU. The plain loops are
+what people write by hand, and get the images from the same place: on the GPU already, shifted and
+mirrored there, so that what is compared is the loop and not a data loader. Of ours the last epoch
+counts, for the first one compiles; of the plain loops the steps after the first ten.
+
+The loss curves are of several seeds. Both loops start from the same weights and see the same rows
+in the same order, so that what is left between them is rounding; how much rounding may do to a
+curve, the spread over the seeds shows.
 """
 
 import argparse
@@ -14,12 +17,13 @@ import gc
 import json
 import time
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
-from featcal.losses import CE
 from torch.nn.functional import cross_entropy
 
 from featcal.datasets import load_images, normalisations, split
+from featcal.losses import CE
 from featcal.models import MODELS, build
 from featcal.report.rows import versions
 from featcal.train import Engine, Recipe, train
@@ -27,111 +31,132 @@ from featcal.train.feed import Feed
 from featcal.train.plan import Plan
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-train.json"
-WATCHED = "resnet50"  # the network whose loss curves are compared
-EPOCHS = {WATCHED: 3}
-OTHERS = 2
+EPOCHS = 2  # of ours where no curve is wanted
+CURVES = {"wrn16x4": (5, (1, 2, 3, 4)), "resnet50": (3, (1, 2))}  # epochs and seeds of the curves
 WARM, TIMED = 10, 110  # steps of a plain loop where no curve is wanted
-SEED = 1
 PLAIN = {"plain bfloat16": torch.bfloat16, "plain float32": torch.float32}
 
 
-def recipe_of(network, epochs):
+def recipe_of(network, epochs, seed):
     """A constant rate after the warm-up: a few epochs of a long run, for every loop the same."""
     return Recipe.for_network(
-        network, epochs=epochs, drops=(), seed=SEED, warmup=1, schedule="steps"
+        network, epochs=epochs, seed=seed, drops=(), warmup=1, schedule="steps"
     )
 
 
-def fresh(network, classes):
-    torch.manual_seed(SEED)
+def fresh(network, classes, seed):
+    torch.manual_seed(seed)
     return build(network, classes)
 
 
-def ours(network, splits, epochs):
+def ours(network, splits, epochs, seed=1):
     """Seconds of the last epoch, seconds of the first, and the loss of each."""
-    model = fresh(network, len(splits.class_names))
-    history = train(model, splits, CE(), recipe_of(network, epochs), watch_every=epochs)
+    model = fresh(network, len(splits.class_names), seed)
+    history = train(model, splits, CE(), recipe_of(network, epochs, seed), watch_every=epochs)
     return history[-1].seconds, history[0].seconds, [epoch.loss for epoch in history]
 
 
-def plain(network, splits, epochs, precision, steps=None):
-    """What a tutorial has: one kernel after the other. Seconds an epoch, and the loss of each."""
-    device, recipe = torch.device("cuda"), recipe_of(network, epochs)
-    feed = Feed(splits.train, normalisations(splits.name)[0], device)
-    model = fresh(network, len(splits.class_names)).to(device).train()
-    adam = recipe.optimizer == "adamw"
-    optimizer = (torch.optim.AdamW if adam else torch.optim.SGD)(
-        model.parameters(),
-        lr=recipe.lr,
-        weight_decay=recipe.weight_decay,
-        **({} if adam else {"momentum": recipe.momentum}),
-    )
-    seconds, losses, first = [], [], 0
-    for epoch in range(epochs):
-        plan = Plan.of(recipe, epoch, len(splits.train)).to(device)
-        total = torch.zeros((), device=device)
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        for step, rows in enumerate(plan.steps()):
+class Plain:
+    """What a tutorial has: one kernel after the other."""
+
+    def __init__(self, network, splits, recipe, precision):
+        self.recipe, self.precision, self.rows = recipe, precision, len(splits.train)
+        self.device = torch.device("cuda")
+        self.feed = Feed(splits.train, normalisations(splits.name)[0], self.device)
+        self.model = fresh(network, len(splits.class_names), recipe.seed).to(self.device).train()
+        settings = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        if recipe.optimizer == "adamw":
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
+        else:
+            settings["momentum"] = recipe.momentum
+            self.optimizer = torch.optim.SGD(self.model.parameters(), **settings)
+
+    def step(self, rows, rate):
+        """One update; the summed loss of its rows."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        images, labels = self.feed(rows)
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", self.precision, enabled=self.precision != torch.float32):
+            logits = self.model(images)
+        loss = cross_entropy(logits.float(), labels)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach() * len(labels)
+
+    def epoch(self, epoch, steps=None):
+        """Seconds of a whole epoch by the steps after the first few, and the loss."""
+        plan = Plan.of(self.recipe, epoch, self.rows).to(self.device)
+        total, taken = torch.zeros((), device=self.device), len(plan) if steps is None else steps
+        for step, rows in zip(range(taken), plan.steps(), strict=False):
             if step == WARM:
                 torch.cuda.synchronize()
-                started, first = time.perf_counter(), WARM
-            if step == steps:
-                break
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate_at(epoch + step / len(plan))
-            images, labels = feed(rows)
-            optimizer.zero_grad()
-            with torch.autocast("cuda", precision, enabled=precision != torch.float32):
-                logits = model(images)
-            loss = cross_entropy(logits.float(), labels)
-            loss.backward()
-            optimizer.step()
-            total += loss.detach() * len(labels)
+                started = time.perf_counter()
+            total += self.step(rows, self.recipe.rate_at(epoch + step / len(plan)))
         torch.cuda.synchronize()
-        taken = (len(plan) if steps is None else steps) - first
-        seconds.append((time.perf_counter() - started) / taken * len(plan))
-        losses.append(total.item() / len(splits.train))
-    return seconds[-1], losses
+        seconds = (time.perf_counter() - started) / (taken - WARM) * len(plan)
+        return seconds, total.item() / self.rows
+
+
+def curves_of(network, splits):
+    """The losses of every epoch and seed, of our loop and of the plain ones."""
+    epochs, seeds = CURVES[network]
+    found = {"featcal": [ours(network, splits, epochs, seed)[2] for seed in seeds]}
+    for name, precision in PLAIN.items():
+        loops = (Plain(network, splits, recipe_of(network, epochs, s), precision) for s in seeds)
+        found[name] = [[loop.epoch(e)[1] for e in range(epochs)] for loop in loops]
+        print(network, name, found[name], flush=True)
+    return {
+        name: {
+            "seeds": list(seeds),
+            "losses": losses,
+            "mean": [mean(epoch) for epoch in zip(*losses, strict=True)],
+            "deviation": [stdev(epoch) for epoch in zip(*losses, strict=True)],
+        }
+        for name, losses in found.items()
+    }
 
 
 def measured(network, splits):
-    epochs = EPOCHS.get(network, OTHERS)
-    second, first, curve = ours(network, splits, epochs)
-    row = {"network": network, "seconds_epoch": {"featcal": second}, "first_epoch": first}
-    curves = {"featcal": curve}
+    """Seconds an epoch of each loop, one after the other on an idle device."""
+    second, first, _ = ours(network, splits, EPOCHS)
+    row = {"network": network, "first_epoch": first, "seconds_epoch": {"featcal": second}}
     for name, precision in PLAIN.items():
-        if network == WATCHED:
-            row["seconds_epoch"][name], curves[name] = plain(network, splits, epochs, precision)
-        elif precision == torch.bfloat16:
-            row["seconds_epoch"][name], _ = plain(network, splits, 1, precision, TIMED)
+        loop = Plain(network, splits, recipe_of(network, 1, 1), precision)
+        row["seconds_epoch"][name] = loop.epoch(0, TIMED)[0]
+        del loop
         gc.collect()
-    fastest = min(value for key, value in row["seconds_epoch"].items() if key != "featcal")
-    row |= {"ratio": fastest / second, "curves": curves if network == WATCHED else {}}
-    print(json.dumps(row), flush=True)
-    return row
+        torch.cuda.empty_cache()
+    plain = min(value for key, value in row["seconds_epoch"].items() if key != "featcal")
+    return {**row, "ratio": plain / second, "curves": {}}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10")
     parser.add_argument("--networks", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--no-curves", action="store_true", help="only the seconds")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench/train.py measures a GPU, and torch finds none here")
     torch.backends.cudnn.benchmark = True
     splits = split(load_images("cifar10", options.data))
-    rows = [measured(network, splits) for network in options.networks]
-    results = {
-        "made_by": "bench/train.py",
-        "hardware": Engine.best().as_json(),
-        "versions": versions(),
-        "batch": Recipe().batch,
-        "rows": rows,
-    }
-    options.output.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
-    print(f"Wrote {options.output}")
+    about = {"hardware": Engine.best().as_json(), "versions": versions(), "batch": Recipe().batch}
+    results = {"made_by": "bench/train.py", **about, "rows": []}
+    for network in options.networks:
+        results["rows"].append(measured(network, splits))
+        print(json.dumps(results["rows"][-1]), flush=True)
+        written(options.output, results)
+    for row in results["rows"]:
+        if row["network"] in CURVES and not options.no_curves:
+            row["curves"] = curves_of(row["network"], splits)
+            written(options.output, results)
+
+
+def written(path, results):
+    """After every network, so that a lease that ends leaves what is done."""
+    path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

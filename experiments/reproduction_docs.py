@@ -40,10 +40,10 @@ def sections(results):
     }
 
 
-def fill(text, parts):
+def fill(text, parts, start_marker=START):
     """Puts each part between its markers."""
     for name, part in parts.items():
-        start, end = START.format(name), END.format(name)
+        start, end = start_marker.format(name), END.format(name)
         head, rest = text.split(start)
         text = f"{head}{start}\n{part}\n{end}{rest.split(end)[1]}"
     return text

@@ -6,6 +6,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from featcal.cli import main
 
@@ -44,6 +45,18 @@ def done(*args):
     ran = featcal(*args)
     assert (ran.code, ran.err) == (0, "")
     return ran
+
+
+def encoded(monkeypatch, encoding, *args):
+    """What a command that must succeed writes to a standard output of an encoding."""
+    written = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", written)
+        with pytest.raises(SystemExit) as end:
+            main([str(arg) for arg in args])
+    assert end.value.code == 0
+    written.flush()
+    return written.buffer.getvalue().decode(encoding)
 
 
 def refused(*args):

@@ -6,9 +6,8 @@ import json
 import re
 
 import pytest
-from cli_cases import done, featcal, refused
+from cli_cases import done, encoded, featcal, refused
 
-from featcal.cli import main
 from featcal.cli import paper as command
 from featcal.report.paper import paper_table, paper_tables
 
@@ -186,18 +185,21 @@ def test_a_clip_that_does_nothing_is_called_so(tmp_path):
     assert "clip is a no-op" in done("paper", "vit", "--results", tmp_path).out
 
 
-def test_only_a_checkout_has_results_of_its_own(monkeypatch, tmp_path):
-    from featcal.report import reproduction
+@pytest.mark.parametrize("file", ["reproduction.json", "training.json"])
+def test_only_a_checkout_has_results_of_its_own(monkeypatch, tmp_path, file):
+    from featcal.report import ours
 
-    package = tmp_path / "site-packages" / "featcal" / "report" / "reproduction.py"
-    monkeypatch.setattr(reproduction, "__file__", str(package))
-    assert reproduction.checkout_results() is None
+    package = tmp_path / "site-packages" / "featcal" / "report" / "ours.py"
+    monkeypatch.setattr(ours, "__file__", str(package))
+    assert ours.checkout_results() is None
     root = tmp_path
     (root / "results").mkdir()
-    (root / "results" / "reproduction.json").write_text("{}")
-    assert reproduction.checkout_results() is None
+    (root / "results" / file).write_text("{}")
+    assert ours.checkout_results() is None
     (root / "pyproject.toml").write_text("")
-    assert reproduction.checkout_results() == root / "results"
+    assert ours.checkout_results() == root / "results"
+    (root / "results" / file).unlink()
+    assert ours.checkout_results() is None
 
 
 # --- refusals --------------------------------------------------------------------------------
@@ -222,13 +224,8 @@ def test_the_file_itself_is_no_folder(results):
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 @pytest.mark.parametrize("form", ["table", "markdown", "csv", "json"])
 def test_any_encoding_gets_arrows_it_has(results, monkeypatch, encoding, form):
-    written = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
-    monkeypatch.setattr("sys.stdout", written)
-    with pytest.raises(SystemExit) as end:
-        main(["paper", "ece-posthoc", "--results", str(results), "--format", form])
-    assert end.value.code == 0
-    written.flush()
-    text = written.buffer.getvalue().decode(encoding)
+    chosen = ("--results", results, "--format", form)
+    text = encoded(monkeypatch, encoding, "paper", "ece-posthoc", *chosen)
     assert "0.49" in text
     assert form in ("csv", "json") or re.search(r"0\.49\D{0,2}v", text)
 

@@ -20,12 +20,13 @@ from featcal.cli.compare_table import PLAIN_ARROWS
 from featcal.core.errors import InputError
 from featcal.report.footnotes import paper_grid
 from featcal.report.grids import Grid
+from featcal.report.ours import Ours, checkout_results
 from featcal.report.paper import PaperTable, paper_table, paper_tables
-from featcal.report.reproduction import ARROWS, Reproduction, checkout_results
+from featcal.report.result_rows import ARROWS
 
 FORMATS = ("table", "markdown", "csv", "json")
 AS_PRINTED = (ARROWS[0], "As the paper prints them.")
-PLAIN = str.maketrans({"▼": PLAIN_ARROWS["down"], "▲": PLAIN_ARROWS["up"]})
+PLAIN = str.maketrans({"▼": PLAIN_ARROWS["down"], "▲": PLAIN_ARROWS["up"], "±": "+-"})
 LISTED = {
     **{"name": "name", "number": "table", "cells": "cells", "faulty": "marked"},
     "summary": "what it shows",
@@ -52,7 +53,8 @@ NONE_OF_OURS = (
 @click.option(
     "--results",
     type=click.Path(path_type=Path),
-    help="Folder with reproduction.json; by default that of the source checkout, if it is one.",
+    help="Folder with reproduction.json, training.json or both; by default that of the source "
+    "checkout, if it is one.",
 )
 def paper(
     name: str | None, every: bool, form: str | None, as_json: bool, results: Path | None
@@ -60,7 +62,8 @@ def paper(
     """List the tables of the feature clipping paper, or show table NAME.
 
     Each table is shown as printed, with a footnote where a cell does not hold what its heading
-    says, and beside it what our own networks and the paper's own logits give.
+    says, and beside it what our own networks and the paper's own logits give. Networks we trained
+    stand beside train-time, accuracy and layers, each with its training in a footnote.
 
     Example: featcal paper ece-posthoc
     """
@@ -73,7 +76,7 @@ def paper(
         _list(form)
         return
     folder = checkout_results() if results is None else results
-    ours = None if folder is None else Reproduction.read(folder)
+    ours = None if folder is None else Ours.read(folder)
     chosen = paper_tables() if name is None else (paper_table(name),)
     if form == "json":
         found = [_as_json(table, ours) for table in chosen]
@@ -123,11 +126,11 @@ def _facts(table: PaperTable) -> dict[str, Any]:
     }
 
 
-def _as_json(table: PaperTable, ours: Reproduction | None) -> dict[str, Any]:
+def _as_json(table: PaperTable, ours: Ours | None) -> dict[str, Any]:
     return {**table.as_json(), "ours": None if ours is None else ours.as_json(table)}
 
 
-def _values(chosen: tuple[PaperTable, ...], ours: Reproduction | None) -> Iterator[dict[str, Any]]:
+def _values(chosen: tuple[PaperTable, ...], ours: Ours | None) -> Iterator[dict[str, Any]]:
     """Every value, the paper's and ours, as a line of the CSV."""
     for table in chosen:
         yield from ({"table": table.name, "source": "paper", **v} for v in table.values())
@@ -144,7 +147,7 @@ def as_csv(lines: Iterable[dict[str, Any]], columns: tuple[str, ...]) -> str:
     return text.getvalue()
 
 
-def _show(table: PaperTable, ours: Reproduction | None, form: str) -> None:
+def _show(table: PaperTable, ours: Ours | None, form: str) -> None:
     for grid in (_as_printed(paper_grid(table)), *([] if ours is None else ours.beside(table))):
         _print(grid, form)
         tables.say("")
@@ -157,7 +160,7 @@ def _as_printed(grid: Grid) -> Grid:
 
 
 def _printable(text: str) -> str:
-    """The text with arrows that standard output can encode."""
+    """The text with signs that standard output can encode."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -168,8 +171,7 @@ def _printable(text: str) -> str:
 def _print(grid: Grid, form: str) -> None:
     if form == "markdown":
         # Plain echo: a pipe table is one line a row, however narrow the terminal.
-        notes = "".join(f"\n- [{letter}] {text}" for letter, text in grid.notes)
-        click.echo(_printable(f"{grid.title}\n\n{grid.markdown()}\n{notes}".rstrip()))
+        click.echo(_printable(grid.document()))
         return
     console = tables.console()
     tables.say(grid.title)

@@ -73,6 +73,11 @@ class Grid:
         rule = "|---|" + "".join("---:|" if _numeric(c) else "---|" for c in columns[1:])
         return "\n".join([_line(heads), rule, *map(_line, self.rows)])
 
+    def document(self) -> str:
+        """Title, pipe table and footnotes, as Markdown."""
+        notes = "".join(f"\n- [{letter}] {text}" for letter, text in self.notes)
+        return f"{self.title}\n\n{self.markdown()}\n{notes}".rstrip()
+
 
 def _numeric(cells: tuple[str, ...]) -> bool:
     """Whether a column is one of numbers, which stand best at the right."""

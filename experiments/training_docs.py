@@ -1,0 +1,116 @@
+"""The tables of docs/training-results.md, and those of training in docs/benchmarks.md.
+
+They come from results/training.json and results/bench-train.json alone; a page whose file is not
+there is left as it is.
+
+    python experiments/training_docs.py
+"""
+
+import json
+from statistics import median
+
+from reproduction_docs import ROOT, fill
+
+from featcal.report.grids import Grid
+from featcal.report.paper import paper_table
+from featcal.report.training import TrainingRuns
+from featcal.report.training_cells import facts_text, seeds
+
+RESULTS = ROOT / "results"
+DOCS = ROOT / "docs" / "training-results.md"
+BENCH, BENCH_DOCS = RESULTS / "bench-train.json", ROOT / "docs" / "benchmarks.md"
+START = "<!-- {}: made by experiments/training_docs.py -->"
+NOTHING = "(nothing yet: filled by `python experiments/training_docs.py` from the result file)"
+OURS = "featcal"
+
+
+def sections(ours):
+    """The generated parts of the page by name."""
+    train_time, accuracy, layers = map(paper_table, ("train-time", "accuracy", "layers"))
+    grids = {
+        "losses": ours.losses(train_time),
+        "accuracy": ours.losses(accuracy),
+        "temperatures": ours.temperatures(),
+        "layers": ours.layers(layers),
+        "runs": [runs(ours)],
+    }
+    return {
+        name: "\n\n".join(grid.document() for grid in found) or NOTHING
+        for name, found in grids.items()
+    }
+
+
+def runs(ours):
+    """What was trained, and how long an epoch took."""
+    rows = []
+    for setting in ours.settings:
+        seconds = [run.content["seconds_epoch"] for run in setting.runs]
+        losses = len(setting.variants)
+        numbers = (setting.runs[0].epochs, losses, len(setting.runs), f"{median(seconds):.2f}")
+        rows.append((setting.network, *map(str, numbers), seeds(setting.runs)))
+    total = sum(run.content["seconds"] for run in ours.runs)
+    title = f"{len(ours.runs)} networks, {total / 3600:.1f} hours of training in all"
+    headings = (
+        "",
+        "epochs",
+        "losses",
+        "networks",
+        "seconds of the fastest epoch (median)",
+        "seeds",
+    )
+    return Grid(title, headings, tuple(rows))
+
+
+def bench_sections(results):
+    """The tables of docs/benchmarks.md by name."""
+    return {"training": speed(results).document(), "loss curves": curves(results).document()}
+
+
+def speed(results):
+    """Seconds an epoch in our loop and in plain ones, of one run on one machine."""
+    loops = list(dict.fromkeys(loop for row in results["rows"] for loop in row["seconds_epoch"]))
+    rows = []
+    for row in results["rows"]:
+        seconds = row["seconds_epoch"]
+        fastest = min(seconds[loop] for loop in seconds if loop != OURS)
+        shown = (f"{seconds[loop]:.2f}" if loop in seconds else "-" for loop in loops)
+        first = f"{row['first_epoch']:.0f}" if "first_epoch" in row else "-"
+        rows.append((row["network"], *shown, f"{fastest / seconds[OURS]:.1f}", first))
+    made = f"{facts_text(results['hardware'])}; {facts_text(results['versions'])}"
+    title = f"Seconds an epoch, batch {results['batch']} ({made}):"
+    more = ("times faster than the fastest plain loop", f"first epoch of {OURS}, compiling")
+    return Grid(title, ("network", *loops, *more), tuple(rows))
+
+
+def curves(results):
+    """The loss of each loop after every epoch: the mean over the seeds, and their spread."""
+    found = [row for row in results["rows"] if row.get("curves")]
+    loops = list(dict.fromkeys(loop for row in found for loop in row["curves"]))
+    rows = []
+    for row in found:
+        for epoch in range(len(row["curves"][OURS]["mean"])):
+            shown = (after(row["curves"].get(loop), epoch) for loop in loops)
+            rows.append((f"{row['network']}, epoch {epoch + 1}", *shown))
+    seeds = "; ".join(f"{row['network']} {row['curves'][OURS]['seeds']}" for row in found)
+    title = f"Training loss, mean and standard deviation over the seeds ({seeds}):"
+    return Grid(title, ("network", *loops), tuple(rows))
+
+
+def after(curve, epoch):
+    return f"{curve['mean'][epoch]:.3f} ± {curve['deviation'][epoch]:.3f}" if curve else "-"
+
+
+def write(page, parts):
+    page.write_text(fill(page.read_text(), parts, START))
+    print(f"Wrote the tables of {page}")
+
+
+def main():
+    if (RESULTS / TrainingRuns.file).is_file():
+        write(DOCS, sections(TrainingRuns.read(RESULTS)))
+    if BENCH.is_file():
+        write(BENCH_DOCS, bench_sections(json.loads(BENCH.read_text())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""The pages about training hold what the result files hold, or say that there is nothing yet."""
+
+import importlib
+import json
+import re
+from pathlib import Path
+
+import made_training
+import pytest
+
+from featcal.report.paper import paper_tables
+from featcal.report.training import TrainingRuns
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def docs():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "experiments")
+        yield importlib.import_module("training_docs")
+
+
+def shown(docs, page, name):
+    text = page.read_text()
+    return text.split(docs.START.format(name))[1].split(f"<!-- end of {name} -->")[0].strip()
+
+
+def test_the_page_shows_what_the_result_file_holds(docs):
+    made = (docs.RESULTS / TrainingRuns.file).is_file()
+    ours = TrainingRuns.read(docs.RESULTS) if made else TrainingRuns(made_training.content())
+    for name, part in docs.sections(ours).items():
+        expected = part if made else docs.NOTHING
+        assert shown(docs, docs.DOCS, name) == expected, "python experiments/training_docs.py"
+    assert docs.DOCS.read_text().count("<!-- end of ") == len(docs.sections(ours))
+
+
+def test_the_benchmarks_show_what_their_file_holds(docs):
+    made = docs.BENCH.is_file()
+    results = json.loads(docs.BENCH.read_text()) if made else made_training.bench()
+    for name, part in docs.bench_sections(results).items():
+        expected = part if made else docs.NOTHING
+        assert shown(docs, docs.BENCH_DOCS, name) == expected, "python experiments/training_docs.py"
+
+
+def test_pages_are_filled_from_the_files_that_are_there(docs, tmp_path, monkeypatch, capsys):
+    pages = {"DOCS": docs.DOCS, "BENCH_DOCS": docs.BENCH_DOCS}
+    for key, page in pages.items():
+        copy = tmp_path / page.name
+        copy.write_text(page.read_text())
+        monkeypatch.setattr(docs, key, copy)
+    monkeypatch.setattr(docs, "RESULTS", tmp_path)
+    monkeypatch.setattr(docs, "BENCH", tmp_path / "bench-train.json")
+    docs.main()
+    assert capsys.readouterr().out == ""
+    made_training.written(tmp_path)
+    (tmp_path / "bench-train.json").write_text(json.dumps(made_training.bench()))
+    docs.main()
+    first = docs.DOCS.read_text(), docs.BENCH_DOCS.read_text()
+    assert docs.NOTHING not in "".join(first)
+    assert "| CIFAR-10 WRN-16-4 [2] | 4.29 ± 0.10 |" in first[0]
+    assert "- [made] experiments/train_grid.py" in first[0]
+    docs.main()
+    assert (docs.DOCS.read_text(), docs.BENCH_DOCS.read_text()) == first
+
+
+def test_the_grid_without_layers_leaves_their_place_empty(docs):
+    parts = docs.sections(TrainingRuns({**made_training.content(), "layers": []}))
+    assert parts["layers"] == docs.NOTHING
+    assert "| CIFAR-10 WRN-16-4 | 40 | 8 | 9 | 1.20 | seeds 1 and 2 |" in parts["runs"]
+
+
+def test_the_table_of_speed(docs):
+    lines = docs.bench_sections(made_training.bench())["training"].splitlines()
+    assert "device NVIDIA H200, compiled, processes 1; torch 2.13.0" in lines[0]
+    assert lines[-2:] == [
+        "| resnet50 | 2.50 | 7.20 | 9.00 | 2.9 | 61 |",
+        "| vit | 1.00 | 3.00 | - | 3.0 | - |",
+    ]
+    curves = docs.bench_sections(made_training.bench())["loss curves"].splitlines()
+    assert curves[0].endswith("over the seeds (resnet50 [1, 2]):")
+    assert curves[-1] == "| resnet50, epoch 2 | 1.200 ± 0.050 | 1.220 ± 0.060 |"
+
+
+def test_what_the_page_names_exists(docs):
+    text = docs.DOCS.read_text()
+    names = {table.name for table in paper_tables()}
+    assert set(re.findall(r"featcal paper ([a-z][a-z-]+)", text)) <= names
+    for file in re.findall(r"\]\((\w[\w-]*\.md)", text):
+        assert (docs.DOCS.parent / file).is_file()
