@@ -151,7 +151,7 @@ def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"recipe": replace(RECIPE, lr=0.05)}, "a run with recipe = .*'lr': 0.1.*, not"),
+        ({"recipe": replace(RECIPE, lr=0.05)}, "a run with recipe.lr = 0.1, not 0.05:"),
         ({"loss": Focal()}, "a run with loss = ce, not focal"),
         ({"splits": made_splits(train=90)}, "a run with rows = 100, not 90"),
     ],

@@ -84,8 +84,9 @@ def test_a_killed_run_goes_on_close_to_the_whole(tmp_path):
 
 def test_the_whole_engine_learns():
     torch.manual_seed(0)
-    splits = replace(made_splits(), train=made_images(512, 1, 32), val=made_images(64, 2, 32))
-    splits = replace(splits, test=made_images(64, 3, 32))
+    sizes = {"train": 512, "val": 64, "test": 64}
+    images = {part: made_images(rows, rows + len(part), 32) for part, rows in sizes.items()}
+    splits = replace(made_splits(), train_index=torch.arange(512), **images)
     model = build("wrn16x4", 4, width=1)
     best = Engine.best("cuda")
     assert (best.compiled, best.graph, best.precision) == (True, True, torch.bfloat16)

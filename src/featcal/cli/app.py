@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
-from featcal.cli.collect import INTERRUPTED, collect
-from featcal.cli.commands import evaluate, fit, predict
+from featcal.cli.collect import collect
+from featcal.cli.commands import INTERRUPTED, evaluate, fit, predict
 from featcal.cli.compare import compare
 from featcal.cli.demo import demo
 from featcal.cli.export import export
 from featcal.cli.packs import pack
 from featcal.cli.paper import paper
+from featcal.cli.train import train
 from featcal.core.errors import InputError
 from featcal.version import __version__
 
@@ -29,13 +30,13 @@ BAD_INPUT = 2
 def group() -> None:
     """Calibrate a trained classifier: fit on held-out features, measure, ship.
 
-    A PACK is a folder of features, labels and the head of a network: see "featcal collect" and
-    "featcal pack import".
+    A PACK is a folder of features, labels and the head of a network: see "featcal train",
+    "featcal collect" and "featcal pack import".
     A RECIPE is text such as "clip | temperature" or "clip(min_accuracy=0.99)".
     """
 
 
-for command in (demo, collect, fit, evaluate, compare, predict, export, pack, paper):
+for command in (demo, train, collect, fit, evaluate, compare, predict, export, pack, paper):
     group.add_command(command)
 
 

@@ -45,12 +45,15 @@ def progress_bar() -> Iterator[None]:
         Elapsed(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    shown = Console(stderr=True)
+    # What is printed meanwhile goes above the bar, or to the file or pipe that asked for it.
+    above = sys.stdout.isatty()
+    with Progress(*columns, console=shown, transient=True, redirect_stdout=above) as bar:
         tasks: dict[str, TaskID] = {}
 
         def draw(label: str, done: int, of: int) -> None:
             if label not in tasks:
-                tasks[label] = bar.add_task(label, total=of)
+                tasks[label] = bar.add_task(label, total=of, completed=done)
             bar.update(tasks[label], completed=done, total=of, visible=done < of)
 
         with listen(draw):

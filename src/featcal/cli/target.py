@@ -39,7 +39,7 @@ class Target:
 
 def load_target(spec: str) -> Target:
     """Imports the function, with the current folder on the path, and calls it."""
-    made = _function(spec)()
+    made = named_function(spec)()
     options: dict[str, Any] = {}
     if isinstance(made, Mapping):
         options = {key: value for key, value in made.items() if key not in ("model", "loaders")}
@@ -55,12 +55,18 @@ def load_target(spec: str) -> Target:
     return Target(made[0], loaders, options, dynamic)
 
 
-def _function(spec: str) -> Callable[[], Any]:
+def named_function(spec: str, returns: str = "the model and its loaders") -> Callable[..., Any]:
+    """The function that `package.module:function` names, the current folder on the path.
+
+    Args:
+        spec: the text.
+        returns: what the function gives, said where the text names none.
+    """
     module_name, colon, name = spec.partition(":")
     if not (module_name and colon and name):
         raise InputError(
-            f"{spec!r} is not package.module:function: name the function that returns the model "
-            "and its loaders, such as my_project.models:build"
+            f"{spec!r} is not package.module:function: name the function that returns "
+            f"{returns}, such as my_project.models:build"
         )
     module = _module(module_name)
     found = getattr(module, name, None)

@@ -11,6 +11,7 @@ from featcal.core.errors import InputError
 
 OVERWRITE = "choose another name, or overwrite it with overwrite=True"
 REMOVE = "choose another name, or remove it first"  # a folder is never replaced
+LOCK = ".lock"
 
 
 def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
@@ -64,3 +65,25 @@ def new_folder(path: Path | str) -> Iterator[Path]:
         os.rename(folder, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder; the lock of a process that is killed goes with it."""
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - Windows has no such locks
+        yield
+        return
+    file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise InputError(
+            f"{folder} is being written by another process: wait for it or choose another name"
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(file)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from featcal.core.batch import Batch
-from featcal.core.disk import REMOVE, check_free
+from featcal.core.disk import LOCK, REMOVE, check_free, locked
 from featcal.core.errors import InputError
 from featcal.data.layout import Layout
 from featcal.data.manifest import HEAD, MANIFEST, Part, read_manifest
@@ -29,7 +29,6 @@ from featcal.data.write import About
 VERSION = 1
 PARTIAL = ".partial"
 JOURNAL = "journal.json"
-LOCK = ".lock"
 
 
 @final
@@ -106,7 +105,7 @@ def opened(path: Path | str, settings: dict[str, Any]) -> Iterator[Partial | Non
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is in the way of the work on {path.name}: move it away")
     folder.mkdir(exist_ok=True)
-    with _locked(folder):
+    with locked(folder):
         if _whole(folder, settings):
             _settle(folder)  # killed between the last two steps
             yield None
@@ -141,28 +140,6 @@ def _whole(folder: Path, settings: dict[str, Any]) -> bool:
             "remove it to begin anew"
         )
     return True
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time; the lock of a process that is killed goes with it."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows has no such locks
-        yield
-        return
-    file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(file)
-        raise InputError(
-            f"{folder} is being written by another process: wait for it or choose another name"
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(file)
 
 
 def _settle(folder: Path) -> None:

@@ -97,15 +97,26 @@ class Checkpoint:
     def _check(self, about: Any) -> None:  # noqa: ANN401 - JSON
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise self._refused("is no checkpoint of this version of featcal train")
-        theirs = about["settings"]
-        for key in sorted({*theirs, *self.settings}):
-            if theirs.get(key) != self.settings.get(key):
+        theirs, ours = _flat(about["settings"]), _flat(self.settings)
+        for key in sorted({*theirs, *ours}):
+            if theirs.get(key) != ours.get(key):
                 raise self._refused(
-                    f"is of a run with {key} = {theirs.get(key)}, not {self.settings.get(key)}"
+                    f"is of a run with {key} = {theirs.get(key)}, not {ours.get(key)}"
                 )
 
     def _refused(self, why: str) -> InputError:
         return InputError(f"{self.path} {why}: choose another folder, or remove this one")
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of settings under names such as recipe.lr, so that a difference can be named."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            flat |= {f"{key}.{name}": found for name, found in value.items()}
+        else:
+            flat[key] = value
+    return flat
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -66,15 +66,22 @@ class Engine:
 
     def network(self, model: nn.Module) -> Network:
         """The model in its fastest form."""
+        if not self.compiled:
+            return model
         # No two networks share what was compiled: the cache of programs is small and would be full
         # after a few of them, and everything after that would run as it is.
         torch.compiler.reset()
-        return torch.compile(model, dynamic=False) if self.compiled else model
+        return torch.compile(model, dynamic=False)
 
-    def wait(self) -> None:
-        """Until the device has done all it was asked for, so that a clock can be read."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    @contextmanager
+    def fastest_kernels(self) -> Iterator[None]:
+        """Lets cuDNN try its ways on the first batch; the flag is as it was after the block."""
+        before, cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn
+        cudnn.benchmark = not cudnn.deterministic
+        try:
+            yield
+        finally:
+            cudnn.benchmark = before
 
     def as_json(self) -> dict[str, Any]:
         """The public form."""

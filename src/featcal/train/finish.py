@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,57 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from featcal.core.disk import new_file
+from featcal.core.disk import LOCK, REMOVE, check_free, locked, new_file
+from featcal.core.errors import InputError
 from featcal.data import Pack
 from featcal.data.collect_pack import collect_pack
 from featcal.datasets import Normalisation, Splits
 from featcal.report.rows import versions
+from featcal.train.checkpoint import FILE as CHECKPOINT
 from featcal.train.run import Epoch
-from featcal.train.watch import Batches
+from featcal.train.watch import Batches, Watched, outputs
 
 WEIGHTS, RECORD, PACK = "model.safetensors", "run.json", "pack"
+Pixels = tuple[Normalisation, Normalisation]  # of train and val, and of test
+
+
+def check_folder(folder: Path) -> bool:
+    """Whether a folder holds a run to go on with.
+
+    Raises:
+        InputError: where it holds a finished run, or anything else.
+    """
+    if (folder / RECORD).exists():
+        raise InputError(f"{folder} holds a finished run ({RECORD}): {REMOVE}")
+    if (folder / CHECKPOINT).exists():
+        return True
+    if not folder.is_dir() or not all(p.name == LOCK or _is_temporary(p) for p in folder.iterdir()):
+        check_free(folder, remedy=REMOVE)
+    return False
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """The folder for one process alone, without what a kill left half written in it.
+
+    A folder that is made here is gone again where nothing came of it.
+    """
+    new = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    with locked(folder):
+        for path in filter(_is_temporary, list(folder.iterdir())):
+            shutil.rmtree(path, ignore_errors=True)
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
+            if new and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def _is_temporary(path: Path) -> bool:
+    names = (CHECKPOINT, WEIGHTS, RECORD)
+    return path.is_dir() and path.name.startswith(tuple(f".{name}." for name in names))
 
 
 def write_pack_of(
@@ -28,19 +71,23 @@ def write_pack_of(
     splits: Splits,
     folder: Path,
     *,
-    normalise: tuple[Normalisation, Normalisation],
+    normalise: Pixels,
     network: str,
     facts: dict[str, Any],
+    head: str | None = None,
 ) -> Pack:
-    """The features of val and test in full float32, whatever the network was trained in."""
-    device = next(model.parameters()).device
-    parts = {"val": (splits.val, normalise[0]), "test": (splits.test, normalise[1])}
-    loaders = {split: Batches(*part, device) for split, part in parts.items()}
+    """The features of val and test in full float32, whatever the network was trained in.
+
+    A pack that is there already is of this very run, which was killed between this and its record.
+    """
+    if (folder / PACK).exists():
+        return Pack.open(folder / PACK)
     with full_precision():
         return collect_pack(
             model,
-            loaders,
+            _loaders(model, splits, normalise),
             folder / PACK,
+            head=head,
             dataset=splits.name,
             name=network,
             class_names=splits.class_names,
@@ -48,16 +95,32 @@ def write_pack_of(
         )
 
 
+def scores_of(model: nn.Module, splits: Splits, normalise: Pixels) -> dict[str, dict[str, float]]:
+    """How the finished network does on val and on test, in full float32."""
+    with full_precision():
+        return {
+            split: Watched.of(*outputs(model, loader, torch.float32)).as_json()
+            for split, loader in _loaders(model, splits, normalise).items()
+        }
+
+
+def _loaders(model: nn.Module, splits: Splits, normalise: Pixels) -> dict[str, Batches]:
+    device = next(model.parameters()).device
+    parts = {"val": (splits.val, normalise[0]), "test": (splits.test, normalise[1])}
+    return {split: Batches(*part, device) for split, part in parts.items()}
+
+
 def write_run(
     folder: Path, model: nn.Module, history: Sequence[Epoch], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes the weights and the record, which is the last file to appear."""
+    """Writes the weights and then the record, and removes the checkpoint."""
     weights = {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
     with new_file(folder / WEIGHTS, overwrite=True) as temporary:
         save_file({key: value.contiguous() for key, value in weights.items()}, temporary)
     record = {**facts, "versions": versions(), "epochs": [epoch.as_json() for epoch in history]}
     with new_file(folder / RECORD) as temporary:
         temporary.write_text(json.dumps(record, indent=1, allow_nan=False) + "\n")
+    (folder / CHECKPOINT).unlink(missing_ok=True)
     return record
 
 

@@ -37,7 +37,9 @@ class GraphStep:
             return self.step(rows)
         if self._captured is not self.step.loss:
             self._capture(rows)
-        assert self._rows is not None and self._graph is not None and self._loss is not None
+        assert self._rows is not None
+        assert self._graph is not None
+        assert self._loss is not None
         for ours, given in zip(self._rows, rows, strict=True):
             ours.copy_(given)
         self._graph.replay()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +79,7 @@ def train(
     checkpoint_every: float = EVERY,
     watch_every: int = 1,
     report: Report | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> tuple[Epoch, ...]:
     """Trains a model in place and returns what was said of every epoch.
 
@@ -96,6 +97,7 @@ def train(
         checkpoint_every: seconds between two checkpoints.
         watch_every: epochs between two looks at val; the last is always looked at.
         report: called with every epoch.
+        about: more that must be the same for a killed run to go on, as JSON: the network's name.
     """
     engine = Engine.best() if engine is None else engine
     _check_batch(recipe, len(splits.train))
@@ -104,8 +106,9 @@ def train(
             f"{loss!r} adapts to rows of its own: cut them from train with split(held_out=5000)"
         )
     pixels = normalisations(splits.name)[0] if normalise is None else normalise
-    with _random_numbers(recipe.seed, engine.device):
+    with _random_numbers(recipe.seed, engine.device), engine.fastest_kernels():
         trainer = Trainer(model, splits, loss, recipe, engine, pixels)
+        trainer.settings |= about or {}
         trainer.go_on_from(folder, checkpoint_every)
         return trainer.run(watch_every, report)
 

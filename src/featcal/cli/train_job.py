@@ -1,0 +1,208 @@
+"""A run of `featcal train`: images in, a folder out, and a line for every epoch in between."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, final
+
+import torch
+from rich.table import Table
+from torch import nn
+
+from featcal.cli import tables
+from featcal.cli.bar import progress_bar
+from featcal.cli.commands import print_json
+from featcal.cli.train_request import TrainRequest
+from featcal.core import dist
+from featcal.data.collect import collect
+from featcal.datasets import Splits
+from featcal.report.columns import COLUMNS
+from featcal.train import Engine, Epoch, train
+from featcal.train.checkpoint import FILE as CHECKPOINT
+from featcal.train.finish import (
+    PACK,
+    Pixels,
+    scores_of,
+    write_pack_of,
+    write_run,
+)
+from featcal.train.watch import Batches
+
+SHOWN = ("accuracy", "ece", "nll")
+HEADINGS = ("epoch", "rate", "loss", "val accuracy", "val ECE", "seconds")
+WIDTHS = (9, 10, 10, 14, 10, 9)
+HEADING = " ".join(map(str.rjust, HEADINGS, WIDTHS))
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """A run with everything it needs in memory.
+
+    Attributes:
+        request: what was asked for.
+        splits: the images.
+        pixels: how they are normalised, train and val, and test.
+        model: the network.
+        engine: where it runs.
+        aloud: whether people read along.
+    """
+
+    request: TrainRequest
+    splits: Splits
+    pixels: Pixels
+    model: nn.Module
+    engine: Engine
+    aloud: bool
+
+    @classmethod
+    def of(cls, request: TrainRequest, aloud: bool) -> Job:
+        """Reads the images, builds the network, and refuses one that could not become a pack."""
+        engine = request.engine()
+        with _bar():
+            splits = _read(request)
+        pixels, model = request.normalise(splits), request.build(splits)
+        if not request.no_pack:
+            two = splits.val.rows(torch.arange(min(2, len(splits.val))))
+            collect(model, Batches(two, pixels[0], torch.device("cpu")), head=request.head)
+        return cls(request, splits, pixels, model, engine, aloud)
+
+    def trained(self, going_on: bool) -> tuple[Epoch, ...]:
+        """Trains the network in place."""
+        request = self.request
+        for line in self._introduction(going_on) if self.aloud else ():
+            tables.say(line)
+        with _bar():
+            return train(
+                self.model,
+                self.splits,
+                request.loss,
+                request.recipe,
+                engine=self.engine,
+                normalise=self.pixels[0],
+                folder=request.output,
+                checkpoint_every=request.checkpoint_every,
+                watch_every=request.watch_every,
+                report=EpochLines(request.recipe.epochs) if self.aloud else None,
+                about=self._about(),
+            )
+
+    def _about(self) -> dict[str, Any]:
+        """What must be the same for a run to go on, besides what the loop knows."""
+        request = self.request
+        keys = ("network", "options", "image_size", "test_norm")
+        return {"rows": self._rows(), **{key: getattr(request, key) for key in keys}}
+
+    def _rows(self) -> dict[str, int]:
+        parts = {part: getattr(self.splits, part) for part in ("train", "val", "test", "held_out")}
+        return {part: len(images) for part, images in parts.items() if images is not None}
+
+    def _introduction(self, going_on: bool) -> Iterator[str]:
+        request, recipe = self.request, self.request.recipe
+        counts = ", ".join(f"{n:,} {part.replace('_', ' ')}" for part, n in self._rows().items())
+        yield f"{self.splits.name}: {counts} ({self.splits.how})"
+        how = f"batch {recipe.batch}, {recipe.optimizer}, rate {recipe.lr:g}, {recipe.schedule}"
+        how += f", gradients clipped to {recipe.clip_norm:g}" if recipe.clip_norm else ""
+        plural = "" if recipe.epochs == 1 else "s"
+        yield f"{request.network}, {request.loss!r}: {recipe.epochs} epoch{plural}, {how}"
+        where = self.engine.as_json()
+        tricks = [key for key in ("compiled", "graph") if where[key]]
+        several = [f"{dist.world()} processes"] if dist.world() > 1 else []
+        yield ", ".join([where["device"], where["precision"], *tricks, *several])
+        if going_on:
+            yield f"Going on from {request.output / CHECKPOINT}"
+
+    def facts(self, history: tuple[Epoch, ...]) -> dict[str, Any]:
+        """How the network came about, for its record and its pack."""
+        request, (pixels, test_pixels) = self.request, self.pixels
+        seconds = [epoch.seconds for epoch in history]
+        return {
+            **{"dataset": self.splits.name, "network": request.network},
+            **{"network_options": request.options, "classes": len(self.splits.class_names)},
+            **{"loss": repr(request.loss), "seed": request.seed},
+            "recipe": {**request.recipe.as_json(), "reduction": request.loss.reduction},
+            **self.engine.as_json(),
+            "test_norm": request.test_norm,
+            "normalise": {"train": vars(pixels), "test": vars(test_pixels)},
+            "rows": self._rows(),
+            "split": self.splits.how,
+            **{"seconds": sum(seconds), "seconds_epoch": median(seconds)},
+        }
+
+    def finish(self, history: tuple[Epoch, ...], facts: dict[str, Any]) -> None:
+        """Writes what a run leaves, and says how the network does."""
+        request, model = self.request, self.model
+        with _bar():
+            scores = scores_of(model, self.splits, self.pixels)
+            if not request.no_pack:
+                write_pack_of(
+                    model,
+                    self.splits,
+                    request.output,
+                    normalise=self.pixels,
+                    network=request.network,
+                    facts=facts,
+                    head=request.head,
+                )
+        record = write_run(request.output, model, history, {**facts, "scores": scores})
+        if request.as_json:
+            print_json({**record, "output": str(request.output)})
+            return
+        tables.console().print(_scores_table(scores))
+        for line in _conclusion(request):
+            tables.say(line)
+
+
+@final
+class EpochLines:
+    """A line for every epoch that was watched, under one heading."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs, self.begun = epochs, False
+
+    def __call__(self, epoch: Epoch) -> None:
+        """Says what is to be said of an epoch."""
+        if epoch.watched is None:
+            return
+        seen = [COLUMNS[key].text(getattr(epoch.watched, key)) for key in ("accuracy", "ece")]
+        cells = (f"{epoch.epoch}/{self.epochs}", f"{epoch.rate:.4g}", f"{epoch.loss:.4f}", *seen)
+        line = " ".join(map(str.rjust, (*cells, f"{epoch.seconds:.1f}"), WIDTHS))
+        # Not by rich, which would write through the bar; flushed for whoever follows a file.
+        print(line if self.begun else f"{HEADING}\n{line}", flush=True)
+        self.begun = True
+
+
+def _read(request: TrainRequest) -> Splits:
+    """The images; of several processes the first downloads them, and the others find them there."""
+    splits = request.splits() if dist.rank() == 0 or not request.download else None
+    dist.total(torch.zeros(1))  # nobody goes on before the first is done
+    return request.splits() if splits is None else splits
+
+
+def _bar() -> AbstractContextManager[object]:
+    """The bar of the first of several processes, none for the others."""
+    return progress_bar() if dist.rank() == 0 else nullcontext()
+
+
+def _scores_table(scores: dict[str, dict[str, float]]) -> Table:
+    table = Table(title="before calibration", title_justify="left")
+    table.add_column("split")
+    for key in SHOWN:
+        table.add_column(COLUMNS[key].heading, justify="right")
+    for split, found in scores.items():
+        table.add_row(split, *(COLUMNS[key].text(found[key]) for key in SHOWN))
+    return table
+
+
+def _conclusion(request: TrainRequest) -> Iterator[str]:
+    """What lies where, and what to type next."""
+    yield f"Wrote {request.output}"
+    if request.no_pack:
+        return
+    pack = shlex.quote(str(request.output / PACK))
+    yield f"Next: featcal compare {pack}"
+    yield f'  or: featcal fit {pack} "clip | temperature" -o cal.safetensors'

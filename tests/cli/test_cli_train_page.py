@@ -1,0 +1,58 @@
+"""docs/training.md: its code runs, its commands can be given, and docs/cli.md has every option."""
+
+import re
+import shlex
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import made
+import pytest
+import torch
+
+from featcal import datasets, models
+from featcal.cli.train import train
+from featcal.losses import parse_loss
+from featcal.train import Recipe
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "training.md").read_text()
+COMMANDS = re.findall(r"^.*(featcal train .*)$", PAGE, flags=re.MULTILINE)
+
+
+def test_every_snippet_runs(tmp_path, monkeypatch, capsys):
+    """As they stand but for their size: a small network, a small data set, one epoch."""
+    monkeypatch.chdir(tmp_path)
+    made.write_binary(tmp_path / "data", train=80)
+    monkeypatch.setattr(datasets, "split", partial(datasets.split, val=20))
+    monkeypatch.setattr(models, "build", partial(models.build, width=1, depth=10))
+    monkeypatch.setattr(Recipe, "scaled", lambda recipe, _: replace(recipe, epochs=1, batch=20))
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert len(blocks) == 3
+    names = {}
+    exec(blocks[0], names)
+    assert len(names["history"]) == 1
+    assert "Watched(nll=" in capsys.readouterr().out
+    trained = names["model"].state_dict()
+    exec(blocks[1], names)
+    assert all(torch.equal(trained[key], v) for key, v in names["model"].state_dict().items())
+    exec(blocks[2], names)
+    assert "head.calibrator.steps.0.threshold" in names["calibrated"].state_dict()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_can_be_given(command):
+    assert len(COMMANDS) == 5
+    given = train.make_context("train", shlex.split(command)[2:]).params
+    parse_loss(given["loss_text"])
+    assert ":" in given["network"] or given["network"] in models.MODELS
+
+
+def test_the_page_of_commands_has_every_option():
+    page = (DOCS / "cli.md").read_text()
+    (usage,) = re.findall(r"^featcal train .*?(?=^featcal)", page, flags=re.MULTILINE | re.DOTALL)
+    names = {name for option in train.params for name in (*option.opts, *option.secondary_opts)}
+    names = {name for name in names if name.startswith("-")} - {"--output"}
+    shown = set(re.findall(r"(?<!\S)\[?(--?[a-z][a-z-]*)", usage))
+    assert shown == names
+    assert "## train\n" in page

@@ -1,0 +1,111 @@
+"""featcal train as a process: killed for good, started by torchrun, on a terminal."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+from cli_cases import done
+from safetensors.torch import load_file
+from train_cases import words, write_data, write_network
+
+# The command, killed as by the system at the moment when its seventh checkpoint is written.
+KILLED = """
+import os, signal, sys
+from featcal.train import checkpoint
+save, seen = checkpoint.save_file, []
+def killed(*args):
+    save(*args)
+    seen.append(1)
+    if len(seen) == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.save_file = killed
+from featcal.cli import main
+main(sys.argv[1:])
+"""
+LONGEST = 120  # seconds to wait for a process
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """The current folder, with data/ and a module of networks."""
+    folder = tmp_path_factory.mktemp("project")
+    write_data(folder)
+    write_network(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        yield folder
+    sys.modules.pop("train_nets", None)
+
+
+def process(*command):
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        timeout=LONGEST,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(project):
+    done(*words("whole"))
+    ran = process("-c", KILLED, *words("killed", "--checkpoint-every", "0"))
+    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    left = sorted(path.name for path in (project / "killed").iterdir())
+    assert left[0].startswith(".checkpoint.safetensors.")  # half written
+    assert left[1:] == [".lock", "checkpoint.safetensors"]
+    assert "Going on from" in done(*words("killed")).out
+    left = sorted(path.name for path in (project / "killed").iterdir())
+    assert left == ["model.safetensors", "pack", "run.json"]
+    whole, again = (project / run / "model.safetensors" for run in ("whole", "killed"))
+    assert whole.read_bytes() == again.read_bytes()
+
+
+def test_two_processes_share_the_work_and_one_speaks(project):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ran = process(*torchrun, "-m", "featcal", *words("both", "--device", "cpu"))
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("2 processes") == ran.stdout.count("\n      1/2 ") == 1
+    assert ran.stdout.count("Wrote both") == 1
+    record = json.loads((project / "both" / "run.json").read_text())
+    assert record["processes"] == 2
+    files = sorted(path.name for path in (project / "both").iterdir())
+    assert files == ["model.safetensors", "pack", "run.json"]
+    weights = load_file(project / "both" / "model.safetensors")
+    assert all(value.isfinite().all() for value in weights.values())
+    assert done("eval", "both/pack", "--json").json["n"] == 20
+
+
+def on_a_terminal(folder, *command):
+    """What a terminal of 100 columns shows."""
+    seen = b""
+    pid, screen = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        more = {"TERM": "xterm-256color", "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
+        arguments = [sys.executable, "-m", "featcal", *map(str, command)]
+        os.execve(sys.executable, arguments, {**os.environ, **more})
+    while True:
+        try:
+            part = os.read(screen, 65536)
+        except OSError:  # the other side has closed
+            break
+        if not part:
+            break
+        seen += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, seen
+    return seen.decode()
+
+
+def test_lines_stand_above_the_bar(project):
+    seen = on_a_terminal(project, *words("shown", "--no-pack", epochs=20))
+    assert "training" in seen  # the bar
+    lines = [line for line in seen.replace("\r", "\n").split("\n") if "/20 " in line]
+    plain = [line for line in lines if "training" not in line]
+    assert sum(line.lstrip("\x1b[2K").split()[0].endswith("/20") for line in plain) >= 20
+    assert not any("training" in line and " % " in line for line in lines)

@@ -1,0 +1,164 @@
+"""featcal train refuses in one sentence, and before any work where it can."""
+
+import sys
+
+import made
+import pytest
+from cli_cases import featcal, refused
+from train_cases import words, write_data, write_network
+
+from featcal.train import checkpoint
+from featcal.train.finish import made_folder
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """The current folder, with data/ and a module of networks."""
+    folder = tmp_path_factory.mktemp("project")
+    write_data(folder)
+    write_network(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        yield folder
+    sys.modules.pop("train_nets", None)
+
+
+def refused_late(*args):
+    """Refused after what was asked for is said, and nothing but that."""
+    ran = featcal(*args)
+    assert ran.code == 2
+    assert "epoch " not in ran.out
+    assert ran.err.startswith("Error: ")
+    assert ran.err.count("\n") == 1
+    return ran.err
+
+
+EARLY = {
+    "epochs twice": (("--budget", "0.1"), ["--budget and --epochs contradict each other"]),
+    "a loss there is not": (("--loss", "fokal"), ["'fokal'", "did you mean focal"]),
+    "an argument there is not": (("--loss", "focal(beta=1)"), ["no argument 'beta'"]),
+    "a rate below zero": (("--lr", "-1"), ["lr is -1.0"]),
+    "a graph on a CPU": (("--graph", "--device", "cpu"), ["a CUDA graph needs one process"]),
+    "a device there is not": (("--device", "toaster"), ["device is 'toaster'", "cpu or cuda"]),
+    "soft labels": (("--smoothing", "0.1", "--loss", "focal"), ["--smoothing", "focal takes"]),
+    "no option": (("--network-option", "width"), ["'width' is not NAME=VALUE", "width=2"]),
+    "a size for CIFAR": (("--image-size", "64"), ["--image-size is for folders alone"]),
+    "rows below one": (("--val", "0"), ["--val"]),
+}
+
+
+@pytest.mark.parametrize("case", EARLY)
+def test_before_the_data_is_read(case, project, monkeypatch):
+    more, expected = EARLY[case]
+    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    options = ("--network-option", "width=1") if "--network-option" not in more else ()
+    said = refused(*words("run", *more, *options, network="wrn16x4"))
+    assert all(word in said for word in expected), said
+    assert not (project / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("wrn16x5", ["no network is called 'wrn16x5'", "wrn16x4", "package.module:function"]),
+        ("train_nets:tinny", ["train_nets has no function 'tinny'", "tiny"]),
+        ("nowhere:tiny", ["there is no module 'nowhere'"]),
+        (":tiny", ["name the function that returns a network"]),
+    ],
+)
+def test_a_network_there_is_not(network, expected, project, monkeypatch):
+    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    said = refused(*words("run", network=network))
+    assert all(word in said for word in expected), said
+
+
+def test_an_option_the_network_has_not(project, monkeypatch):
+    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    said = refused(*words("run", "--network-option", "widht=1", network="wrn16x4"))
+    assert "wrn16x4 has no option 'widht': it takes depth=16, width=4" in said
+
+
+@pytest.mark.parametrize(
+    ("network", "more", "expected"),
+    [
+        ("train_nets:lists", (), ["train_nets:lists returned list", "torch.nn.Module"]),
+        ("train_nets:twice", (), ["head"]),
+        ("train_nets:tiny", ("--head", "0"), ["'0'"]),
+        ("train_nets:binary", (), ["2", "10"]),
+        ("train_nets:tiny", ("--batch", "100"), ["batch is 100, and train has 72 rows"]),
+        ("train_nets:tiny", ("--val", "80"), ["val=80 of 80 training images"]),
+        ("train_nets:tiny", ("--held-out", "72"), ["held_out=72 of 72 images"]),
+        ("train_nets:tiny", ("--loss", "adafocal", "--held-out", "0"), ["--held-out 0: adafocal"]),
+    ],
+)
+def test_before_the_first_step(network, more, expected, project):
+    said = refused_late(*words("run", *more, network=network))
+    assert all(word in said for word in expected), said
+    assert not (project / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "more", "expected"),
+    [
+        ("folder", (), ["--image-size is missing"]),
+        ("folder", ("--image-size", "8", "--download"), ["--download gets CIFAR alone"]),
+        ("folder", ("--image-size", "8", "--test-norm", "reference"), ["for CIFAR alone"]),
+        ("folder", ("--image-size", "8"), ["has no folder train"]),
+        ("cifar100", (), ["has no cifar100", "with --download"]),
+        ("mnist", (), ["mnist"]),
+    ],
+)
+def test_data_there_is_not(dataset, more, expected, project):
+    command = ("train", dataset, "wrn16x4", "-o", "run", "--data", "data", *more)
+    said = refused(*command, "--network-option", "width=1")
+    assert all(word in said for word in expected), said
+    assert not (project / "run").exists()
+
+
+def test_folders_that_are_taken(project, tmp_path):
+    (tmp_path / "file").touch()
+    assert "exists" in refused(*words(tmp_path / "file"))
+    assert "does not exist: create it first" in refused(*words(tmp_path / "no" / "run"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    assert "mine exists" in refused(*words(tmp_path / "mine"))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "run.json").touch()
+    assert "old holds a finished run (run.json)" in refused(*words(tmp_path / "old"))
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (("--loss", "focal"), "loss = ce, not focal"),
+        (("--network-option", "width=5"), "options.width = None, not 5"),
+        (("--seed", "2"), "recipe.seed = 1, not 2"),
+        (("--val", "9"), "rows.train = 72, not 71"),
+    ],
+)
+def test_a_run_goes_on_as_it_was_begun(more, expected, project, tmp_path, monkeypatch):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("featcal.train.run.Trainer._adapt", stopped)
+        ran = featcal(*words(tmp_path / "run", "--checkpoint-every", "0"))
+    assert ran.code == 130
+    assert (tmp_path / "run" / checkpoint.FILE).exists()
+    said = refused_late(*words(tmp_path / "run", *more))
+    assert "is of a run with" in said
+    assert expected in said
+    assert "choose another folder" in said
+
+
+def test_a_folder_of_images_without_a_test_part(project, tmp_path):
+    made.write_folders(tmp_path / "images", parts={"train": 12})
+    command = ("train", "folder", "vit", "-o", "run", "--data", tmp_path / "images")
+    assert "neither val nor test" in refused(*command, "--image-size", "8")
+
+
+def test_one_command_at_a_time(project, tmp_path):
+    with made_folder(tmp_path / "run"):
+        assert "is being written by another process" in refused(*words(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
