@@ -1,5 +1,7 @@
 """Fixtures that every test may use."""
 
+import gc
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,23 @@ collect_ignore_glob = ["conftest.py", "*/conftest.py"]
 declare_boxes()  # torchmetrics, transformers and others import torchvision wherever it is
 
 SHARED = Path(__file__).parents[1].parent / "shared"
+
+
+def pytest_configure(config):
+    # pytest-cov's own marker, for runs without it: these tests repeat lines that others cover, and
+    # tracing would double their time.
+    config.addinivalue_line("markers", "no_cover: disable coverage for this test.")
+    # What a script starts in the background ignores Ctrl-C, and so would every command started
+    # here, those that tests interrupt among them.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish():
+    """Torch and its like are a million objects that never go: the collector need not look again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.fixture(autouse=True)

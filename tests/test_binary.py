@@ -1,6 +1,7 @@
 """A model with one logit is first-class: every method, score, pack, file and picture."""
 
 import copy
+import itertools
 import json
 import warnings
 from types import SimpleNamespace
@@ -118,11 +119,17 @@ def test_one_logit_is_fitted_as_the_two_it_stands_for(recipe, world, pair, fitte
     assert found.report.loss_before == pytest.approx(float(entropy), abs=1e-6)
 
 
-@pytest.mark.parametrize("recipe", ["clip", "temperature", "isotonic", "vector", "group"])
-@pytest.mark.parametrize("labels", LABELS.values(), ids=LABELS)
-@pytest.mark.parametrize("shape", [lambda z: z, lambda z: z[:, 0]], ids=["column", "flat"])
-def test_labels_and_logits_of_every_form_fit_alike(recipe, labels, shape, world, fitted):
-    batch = Batch(shape(world.z), labels(world.labels), world.features)
+SHAPES = {"column": lambda z: z, "flat": lambda z: z[:, 0]}
+# A batch is made the same before any method sees it: all forms with one, and one form with each.
+FORMS = list(itertools.product(SHAPES, LABELS))
+FITS_OF_FORMS = [("temperature", *form) for form in FORMS]
+OTHERS = ["clip", "isotonic", "vector", "group"]
+FITS_OF_FORMS += [(name, *form) for name, form in zip(OTHERS, FORMS[::2], strict=True)]
+
+
+@pytest.mark.parametrize(("recipe", "shape", "labels"), FITS_OF_FORMS)
+def test_labels_and_logits_of_every_form_fit_alike(recipe, shape, labels, world, fitted):
+    batch = Batch(SHAPES[shape](world.z), LABELS[labels](world.labels), world.features)
     same_state(fit(recipe, batch, world.one), fitted(recipe), rtol=0, atol=0)
 
 
@@ -224,6 +231,7 @@ def test_layers_around_the_one_logit(recipe, head, world, fitted):
     assert float(entropy) == pytest.approx(found.report.loss_after, abs=1e-6)
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @every_recipe
 def test_export_with_a_free_batch_size_equals_eager(recipe, world, fitted):

@@ -165,6 +165,7 @@ class Network(nn.Module):
         return self._fc(images.flatten(1).relu())
 
 
+@pytest.mark.no_cover
 def test_the_code_for_the_network_runs(tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)
@@ -191,6 +192,7 @@ def batches(made, rows=slice(None)):
     return featcal.Batch(None, made.labels[rows], made.features[rows])
 
 
+@pytest.mark.no_cover
 def test_trials_keep_the_order_of_the_plan_and_choose_on_val(made):
     found = made(n=900)
     plan = (("clip | temperature", "joint"), ("none", "sequential"), ("temperature", "sequential"))
@@ -377,6 +379,7 @@ def test_the_classifier_is_calibrated_from_batches_of_words(encoder, hidden):
         assert torch.equal(calibrated(**words).argmax(1), network(**words).argmax(1))
 
 
+@pytest.mark.no_cover
 def test_the_code_for_the_questions_runs(encoder, tmp_path, monkeypatch, capsys):
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,7 @@ from featcal import METHODS, parse
 from featcal.data import import_npz
 from featcal.report.blocks import PAPER_METHODS
 
-pytestmark = pytest.mark.shared
+pytestmark = [pytest.mark.shared, pytest.mark.no_cover]  # large, and other rows for known lines
 
 PACKS = [
     "cifar10-resnet50",
@@ -51,6 +51,12 @@ def test_every_method_lowers_the_loss_or_says_noop(name, pack):
     assert 0 < checked(pack, name) < 1.2
 
 
-@pytest.mark.parametrize("name", [recipe for recipe in PAPER_METHODS.values() if recipe != "none"])
+PAPERS = [recipe for recipe in PAPER_METHODS.values() if recipe != "none"]
+# Each method after clip on two networks, and each network with two or more methods: clip itself is
+# fitted on all of them above, and does not depend on what comes after.
+PAIRS = [(PACKS[(at + by) % 5], name) for at, name in enumerate(PAPERS) for by in (0, 2)]
+
+
+@pytest.mark.parametrize(("pack", "name"), PAIRS, indirect=["pack"])
 def test_the_papers_methods_after_clip(name, pack):
     assert 0 < checked(pack, f"clip | {name}") < 1.2

@@ -10,7 +10,7 @@ import copy
 import inspect
 import sys
 from collections.abc import Iterable
-from typing import Any, Literal, Self, final
+from typing import Any, Self, final
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ from featcal.core.binary import one_logit, two_classes
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.fitting import FitReport, evaluating
+from featcal.core.probabilities import Kind
 from featcal.core.spec import parse
 from featcal.core.steps import Mode
 
@@ -86,7 +87,7 @@ class Calibrated:
         recipe: str | Calibrator = "temperature",
         *,
         head: Any = None,  # noqa: ANN401 - arrays of any kind, or a module
-        kind: Literal["logits", "probs"] = "logits",
+        kind: Kind = "logits",
         classes: Iterable[Any] | None = None,
         mode: Mode = "joint",
     ) -> None:

@@ -21,14 +21,11 @@ from featcal.core.binary import is_single
 from featcal.core.errors import InputError
 from featcal.core.fitting import evaluating
 from featcal.core.head import as_head, linear_of
+from featcal.core.probabilities import ROUNDING, rows_text, sum_tolerance
 from featcal.data.layout import head_tensors
 
 Rows: TypeAlias = Any  # a numpy array, a torch tensor, nested lists, a frame: what numpy can read
 Labels: TypeAlias = NDArray[Any]
-
-SHOWN = 5
-ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2  # as in every metric: see docs/numerics.md
-ROUNDING = 1e-6
 
 
 def table(given: Rows, *, width: int | None = None, name: str = "X") -> Tensor:
@@ -111,8 +108,7 @@ def check_probs(probs: Tensor) -> None:
             "with kind='probs' X holds probabilities; say kind='logits' where it does not"
         )
     sums = probs.double().sum(1)
-    allowed = ROW_SUM if probs.dtype.itemsize >= 4 else ROW_SUM_16_BIT
-    wrong = (sums - 1).abs() > allowed
+    wrong = (sums - 1).abs() > sum_tolerance(probs)
     if not is_single(probs) and bool(wrong.any()):
         first = float(sums[wrong][0])
         raise InputError(
@@ -122,15 +118,7 @@ def check_probs(probs: Tensor) -> None:
 
 
 def _listed(bad: Tensor) -> str:
-    """The rows where something is wrong, as a message shows them.
-
-    >>> _listed(torch.tensor([False, True, True]))
-    'rows 1, 2'
-    """
-    rows = bad.nonzero().flatten().tolist()
-    shown = ", ".join(map(str, rows[:SHOWN]))
-    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-    return f"row{'s' * (len(rows) > 1)} {shown}{more}"
+    return rows_text(bad.nonzero().flatten())
 
 
 def names_of(given: Rows) -> Labels | None:

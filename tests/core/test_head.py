@@ -139,6 +139,7 @@ def test_a_feature_method_needs_a_layer():
 # --- exports ----------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("name", [name for name in EVERY if name != "a sample alone"])
 def test_export_with_any_number_of_rows(name):
     layer, inputs = made(name)

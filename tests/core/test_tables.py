@@ -151,6 +151,7 @@ class Looked(nn.Module):
         return self.look_up(at, self.nodes, self.values)
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("look_up", [steps, lines, probable_lines])
@@ -163,6 +164,7 @@ def test_exported_with_a_free_number_of_rows(look_up, columns):
     torch.testing.assert_close(program.module()(at), module(at))
 
 
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("look_up", "columns"), [(steps, False), (lines, True), (probable_lines, False)]

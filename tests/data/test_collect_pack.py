@@ -1,5 +1,7 @@
 """A pack straight from a model: the same as from its batches, and the same after any kill."""
 
+import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -410,16 +412,22 @@ def test_the_model_is_left_as_it_was(tmp_path):
     assert find_head(model) == "3"
 
 
+# Torch is loaded once: every line on stdin is a process more, which says its number and begins.
 SCRIPT = """
-import sys, time, torch
+import os, sys, time, torch
 sys.path.insert(0, {here!r})
 from test_collect_pack import loaders, net
 from featcal.data.collect_pack import collect_pack
 torch.set_num_threads(1)
-model = net()
-model.register_forward_pre_hook(lambda *_: time.sleep(0.004))
-print("go", flush=True)
-collect_pack(model, loaders(val=400, test=200), sys.argv[1], shard_rows=16)
+for _ in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        model = net()
+        model.register_forward_pre_hook(lambda *_: time.sleep(0.004))
+        print(os.getpid(), flush=True)
+        collect_pack(model, loaders(val=400, test=200), sys.argv[1], shard_rows=16)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
 
@@ -427,16 +435,21 @@ def test_killed_at_random_moments_the_pack_is_the_same_byte_for_byte(tmp_path):
     whole = collect_pack(net(), loaders(val=400, test=200), tmp_path / "whole", shard_rows=16)
     draw = random.Random(0)
     kills = 0
-    for _ in range(12):
-        script = SCRIPT.format(here=str(Path(__file__).parent))
-        command = [sys.executable, "-c", script, str(tmp_path / "a")]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "go\n"
+    script = SCRIPT.format(here=str(Path(__file__).parent))
+    command = [sys.executable, "-c", script, str(tmp_path / "a")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(command, **pipes) as process:
+        for _ in range(12):
+            process.stdin.write("again\n")
+            child = int(process.stdout.readline())
             time.sleep(draw.uniform(0.02, 0.25))
-            process.send_signal(signal.SIGKILL)
-        if process.returncode == 0:
-            break
-        kills += 1
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            code = int(process.stdout.readline())
+            if code == 0:
+                break
+            assert code == -signal.SIGKILL
+            kills += 1
     if not (tmp_path / "a").exists():
         collect_pack(net(), loaders(val=400, test=200), tmp_path / "a", shard_rows=16)
     assert kills >= 2

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import featcal
 from featcal import Batch, FeatureClip, parse
 from featcal.core.batch import Through
 from featcal.methods import clip_linear, clip_search
@@ -243,15 +242,21 @@ def test_logits_that_do_not_fit_into_memory_cost_one_pass_a_trial(made, walking,
     assert temperature.loss_after <= clip.loss_after
 
 
+@pytest.fixture(scope="module")
+def demo_grid(demo):
+    """The demo pack's rows, and (accuracy, NLL) of 250 thresholds."""
+    batch, head = demo.batch, demo.head
+    world = SimpleNamespace(features=batch.features, labels=batch.labels, head=head)
+    grid = np.geomspace(1.5, 10.4, 250)
+    return world, [(accuracy_at(world, c), nll_at(world, c)) for c in grid]
+
+
 @pytest.mark.parametrize("share", [0.99, 0.995, 1.0])
-def test_a_guard_on_real_features_is_as_good_as_a_grid(share):
-    pack = featcal.demo_pack()
-    (batch,) = pack.split("val")
-    world = SimpleNamespace(features=batch.features, labels=batch.labels, head=pack.head)
-    found = FeatureClip(min_accuracy=share).fit(batch, pack.head)
+def test_a_guard_on_real_features_is_as_good_as_a_grid(demo, demo_grid, share):
+    world, scores = demo_grid
+    found = FeatureClip(min_accuracy=share).fit(demo.batch, demo.head)
     floor = share * accuracy_at(world, math.inf)
-    allowed = [c for c in np.geomspace(1.5, 10.4, 250) if accuracy_at(world, c) >= floor]
-    best = min(nll_at(world, c) for c in allowed)
+    best = min(nll for accuracy, nll in scores if accuracy >= floor)
     c = float(found.threshold)
     assert accuracy_at(world, c) >= floor
     assert nll_at(world, c) <= best + 1e-3

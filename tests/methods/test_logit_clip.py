@@ -110,8 +110,7 @@ def test_the_promise_follows_the_rule():
 # --- the search -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize(("seed", "scale"), [(0, 1e-3), (1, 1.0), (2, 1e3), (3, 1.0)])
 def test_a_fine_grid_finds_nothing_lower(seed, scale):
     logits, labels = drawn(seed=seed)
     sizes = logits.double() * scale

@@ -37,6 +37,7 @@ def made(images):
     return make
 
 
+@pytest.mark.no_cover  # see whole_path
 @pytest.mark.parametrize("name", HEADS)
 def test_from_a_trained_model_to_onnx_runtime(name, made, images, tmp_path):
     model = made(name)
@@ -46,6 +47,7 @@ def test_from_a_trained_model_to_onnx_runtime(name, made, images, tmp_path):
     assert type(calibrated(images[:2])) is type(model(images[:2]))
 
 
+@pytest.mark.no_cover
 def test_a_network_that_gives_log_probabilities(made, images, tmp_path):
     model = made("LogSoftmax")
     batches = batches_of(model, images)

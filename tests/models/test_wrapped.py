@@ -85,6 +85,7 @@ def test_a_model_that_is_spread_already_is_refused_with_the_remedy(ranks):
             assert "sharded by fully_shard: calibrate the model first" in seen["fsdp"]["refused"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_without_a_break(backend, model, images):
     calibrated = attach(model, set_recipe())
@@ -95,6 +96,7 @@ def test_compiled_without_a_break(backend, model, images):
 
 
 # The inductor's own warnings, on machines it does not know well, are not the matter here.
+@pytest.mark.no_cover
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the inductor needs g++")
 def test_compiled_to_machine_code():
@@ -106,6 +108,7 @@ def test_compiled_to_machine_code():
     torch._dynamo.reset()
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("part", ["", "layer1", "fc"])
 def test_a_model_compiled_in_place_is_calibrated_like_any_other(part, model, images, fitted):
     expected = logits_of(fitted(model), images)

@@ -172,6 +172,9 @@ def close(found, expected):
 def whole_path(model, batches, folder, *, head=None, link=None, exports=True):
     """calibrate -> save -> load -> attach -> state_dict -> torch.export -> ONNX Runtime.
 
+    Tests that call it are marked `no_cover`: coverage would double the time of the exports, and the
+    lines they reach are reached by tests of each part.
+
     Args:
         model: a classifier.
         batches: (inputs, labels), or mappings with labels.

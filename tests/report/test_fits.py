@@ -23,6 +23,7 @@ def timeless(report):
 SHARED = ["clip", "clip | temperature", "clip | temperature | temperature", "temperature"]
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("parts", [1, 7])
 def test_a_shared_first_step_changes_no_bit(data, parts):
     fit, test, head = data
@@ -41,6 +42,7 @@ def test_a_shared_first_step_changes_no_bit(data, parts):
     assert len({id(first) for first in firsts}) == 3  # none shares its values with another
 
 
+@pytest.mark.no_cover
 def test_a_shared_first_step_is_fitted_once(data, monkeypatch):
     fit, test, head = data
     calls = []

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from featcal.core.arguments import check_choice, check_whole
 from featcal.core.errors import InputError
+from featcal.core.probabilities import Kind
 from featcal.metrics import (
     Bins,
     ClassBins,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-Kind = Literal["probs", "logits"]
 Summary = Bins | ClassBins | Ordered | ProperSums
 
 NAME = "CalibrationMetric"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,16 +13,14 @@ from torch import nn
 
 from featcal.cli import tables
 from featcal.cli.bar import progress_bar
-from featcal.cli.commands import JSON, print_json
+from featcal.cli.commands import HEAD, JSON, going_on_later, output_option, print_json
 from featcal.cli.packs import print_pack
 from featcal.cli.target import load_target, placed_on
 from featcal.core.disk import REMOVE, check_free
 from featcal.data.collect_pack import COLLECTED_ROWS, collect_pack
 from featcal.data.partial import partial_of
 
-INTERRUPTED = 130
 TARGET = click.argument("target", metavar="PACKAGE.MODULE:FUNCTION")
-HEAD = click.option("--head", help="Path of the last layer, such as fc, if it is not found.")
 DEVICE = click.option("--device", help="Where to run, such as cuda; where the model is, if not.")
 AUTOCAST = click.option(
     "--autocast", type=click.Choice(["bfloat16", "float16"]), help="Run in mixed precision."
@@ -32,9 +29,7 @@ AUTOCAST = click.option(
 
 @click.command()
 @TARGET
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to make."
-)
+@output_option("The folder to make.")
 @HEAD
 @click.option("--layer", help="Keep what this layer gives, not what enters the last one.")
 @DEVICE
@@ -72,7 +67,7 @@ def collect(
     told = {key: value for key, value in (("head", head), ("layer", layer)) if value is not None}
     begun = partial_of(output).exists()
     started = perf_counter()
-    with progress_bar(), _precision(model, autocast), _going_on_later(output):
+    with progress_bar(), _precision(model, autocast), going_on_later(partial_of(output)):
         made = collect_pack(
             model, found.loaders, output, shard_rows=shard_rows, **{**found.options, **told}
         )
@@ -85,22 +80,6 @@ def collect(
     print_pack(made.summary())
     went_on = ", some of them by an earlier run" if begun else ""
     tables.say(f"Wrote {output}: {rows:,} rows in {seconds:.1f} s{went_on}")
-
-
-@contextmanager
-def _going_on_later(output: Path) -> Iterator[None]:
-    """Says what Ctrl-C leaves, and what to do about it."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        left = partial_of(output)
-        if not left.exists():
-            raise
-        click.echo(
-            f"Interrupted: what is done is kept in {left}; give the same command to go on.",
-            err=True,
-        )
-        raise click.exceptions.Exit(INTERRUPTED) from None
 
 
 def _precision(model: nn.Module, autocast: str | None) -> AbstractContextManager[object]:

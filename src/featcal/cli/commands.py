@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from featcal.report.scores import evaluate as score
 PACK = click.argument("pack_path", metavar="PACK", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for programs.")
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
+HEAD = click.option("--head", help="Path of the last layer, such as fc, if it is not found.")
+INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 OVERWRITE = "choose another name, or overwrite it with --force"
 BINS = click.option(
     "--bins", default=15, show_default=True, type=click.IntRange(1, 1000), help="Bins of ECE."
@@ -44,6 +46,38 @@ def split_option(default: str) -> Callable[[Any], Any]:
     return click.option("--split", default=default, show_default=True, help="The split to read.")
 
 
+def output_option(what: str, *, required: bool = True) -> Callable[[Any], Any]:
+    """The option -o, --output: the file or folder that a command writes."""
+    path = click.Path(path_type=Path)
+    return click.option("-o", "--output", required=required, type=path, help=what)
+
+
+def with_options(options: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """Gives a command its options, in the order of its help."""
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+@contextmanager
+def going_on_later(kept: Path) -> Iterator[None]:
+    """Says what Ctrl-C leaves, and what to do about it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not kept.exists():
+            raise
+        click.echo(
+            f"Interrupted: what is done is kept in {kept}; give the same command to go on.",
+            err=True,
+        )
+        raise click.exceptions.Exit(INTERRUPTED) from None
+
+
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object, and nothing else, on standard output."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
@@ -52,9 +86,7 @@ def print_json(value: dict[str, Any]) -> None:
 @click.command()
 @PACK
 @click.argument("recipe")
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write."
-)
+@output_option("File to write.")
 @split_option("val")
 @click.option("--train-split", help="Rows the network was trained on, for recipes that ask.")
 @click.option("--sequential", is_flag=True, help="Fit step by step, as the paper does.")
@@ -200,9 +232,7 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
 @click.command()
 @PACK
 @click.argument("calibrator_path", metavar="CALIBRATOR", type=click.Path(path_type=Path))
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The .npy file to write."
-)
+@output_option("The .npy file to write.")
 @split_option("test")
 @FORCE
 def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, force: bool) -> None:

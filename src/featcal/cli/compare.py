@@ -8,7 +8,6 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,7 +15,16 @@ from rich.console import Console
 
 from featcal.cli import compare_table, tables
 from featcal.cli.bar import progress_bar
-from featcal.cli.commands import BINS, FORCE, JSON, OVERWRITE, PACK, about
+from featcal.cli.commands import (
+    BINS,
+    FORCE,
+    JSON,
+    OVERWRITE,
+    PACK,
+    about,
+    output_option,
+    with_options,
+)
 from featcal.cli.compare_request import FORMATS, GIVEN, Request
 from featcal.cli.compare_table import FINDINGS, INTERVALS
 from featcal.core.disk import check_free, new_file
@@ -87,21 +95,15 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="Of the output.  [default: table, or what the name of the file tells]",
     ),
     JSON,
-    click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write this file."),
+    output_option("Also write this file.", required=False),
     FORCE,
 )
-
-
-def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command()
 @PACK
 @click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
-@_with_options
+@with_options(OPTIONS)
 def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and their types
     """Fit each RECIPE on val and score it on test, with 95 % intervals.
 

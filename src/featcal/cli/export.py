@@ -15,8 +15,7 @@ from featcal import export as files
 from featcal import io
 from featcal.cli import tables
 from featcal.cli.bar import progress_bar
-from featcal.cli.collect import HEAD
-from featcal.cli.commands import FORCE, JSON, OVERWRITE, load_for, print_json
+from featcal.cli.commands import FORCE, HEAD, JSON, OVERWRITE, load_for, print_json
 from featcal.cli.target import Target, load_target
 from featcal.core.attach import attach
 from featcal.core.call import mapped

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from featcal.cli import tables
 from featcal.cli.bar import progress_bar
-from featcal.cli.commands import JSON, PACK, print_json
+from featcal.cli.commands import JSON, PACK, output_option, print_json
 from featcal.core.errors import InputError
+from featcal.core.probabilities import Kind
 from featcal.data import Pack, import_files
 
 
@@ -21,9 +22,7 @@ def pack() -> None:
 
 @pack.command("import")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), help="The folder to make."
-)
+@output_option("The folder to make.")
 @click.option("--logits", is_flag=True, help="The numbers of the tables are logits.")
 @click.option("--probs", is_flag=True, help="The numbers of the tables are probabilities.")
 @click.option("--label", default="label", show_default=True, help="The tables' column of labels.")
@@ -65,7 +64,7 @@ def import_(
     tables.say(f"Wrote {output}")
 
 
-def _kind(logits: bool, probs: bool) -> Literal["logits", "probs"] | None:
+def _kind(logits: bool, probs: bool) -> Kind | None:
     if logits and probs:
         raise InputError("--logits and --probs contradict each other: give one")
     return "logits" if logits else "probs" if probs else None

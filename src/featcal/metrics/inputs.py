@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -15,14 +15,11 @@ from torch import Tensor
 from featcal.core.batch import wide
 from featcal.core.binary import is_single, two_classes, two_probs, zero_or_one
 from featcal.core.errors import InputError
+from featcal.core.probabilities import ROUNDING, Kind, rows_text, sum_tolerance
 
 Values = Tensor | NDArray[Any]
 
 CHUNK_VALUES = 2**18  # 1 MiB of float32: the passes over a chunk then find it in the cache
-ROUNDING = 1e-6  # exp(z - logsumexp(z)) may end this far above 1
-ROW_SUM = 1e-3
-ROW_SUM_16_BIT = 1e-2
-SHOWN_ROWS = 5
 
 
 @final
@@ -36,7 +33,7 @@ class Given:
         labels: (n,) int64, each in 0 to k - 1.
     """
 
-    name: Literal["probs", "logits"]
+    name: Kind
     values: Tensor
     labels: Tensor
 
@@ -47,12 +44,8 @@ class Given:
 
     def passes(self, sums: Tensor, lowest: float, highest: float) -> bool:
         """Whether values with these row sums and ends are probabilities."""
-        near = bool(((sums - 1).abs() <= self._tolerance).all())
+        near = bool(((sums - 1).abs() <= sum_tolerance(self.values)).all())
         return near and lowest >= -ROUNDING and highest <= 1 + ROUNDING
-
-    @property
-    def _tolerance(self) -> float:
-        return ROW_SUM if self.values.dtype.itemsize >= 4 else ROW_SUM_16_BIT
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Checked values, float32 or wider, with their labels; one empty chunk for no rows."""
@@ -78,7 +71,7 @@ class Given:
         if len(values) and not self.passes(values.sum(1), *_ends(values)):
             _refuse_infinite("probs", values, first_row)
             _refuse_outside(values, first_row)
-            _refuse_row_sums(values, self._tolerance, first_row)
+            _refuse_row_sums(values, sum_tolerance(self.values), first_row)
         return values
 
 
@@ -100,7 +93,7 @@ def read(probs: Values | None, labels: Values | None, logits: Values | None) -> 
     raise InputError("probs and logits are both None: pass probs, or logits=... by keyword")
 
 
-def _given(name: Literal["probs", "logits"], values: Values, labels: Values) -> Given:
+def _given(name: Kind, values: Values, labels: Values) -> Given:
     """The values as (n, k); one a row is a sigmoid model's, whose labels may be bool or float."""
     found, known = _floating(name, values), _tensor("labels", labels)
     if is_single(found):
@@ -113,7 +106,7 @@ def _given(name: Literal["probs", "logits"], values: Values, labels: Values) -> 
     return Given(name, found, _labels(known, found))
 
 
-def _both_classes(name: Literal["probs", "logits"], single: Tensor) -> Tensor:
+def _both_classes(name: Kind, single: Tensor) -> Tensor:
     if name == "logits":
         return two_classes(single)
     # Seen before 1 - p stands beside p, so that a message shows the value that was given.
@@ -122,7 +115,7 @@ def _both_classes(name: Literal["probs", "logits"], single: Tensor) -> Tensor:
     if len(rows):
         raise InputError(
             f"probs[{int(rows[0])}] is {float(single.flatten()[rows[0]]):.6g}, outside 0..1 "
-            f"({_rows(rows, 0)}): if these are logits pass logits=..."
+            f"({rows_text(rows)}): if these are logits pass logits=..."
         )
     return two_probs(single)
 
@@ -133,7 +126,7 @@ def _binary_labels(given: Tensor) -> Tensor:
         rows = ((labels != 0) & (labels != 1)).nonzero().flatten()
         raise InputError(
             f"labels[{int(rows[0])}] is {float(labels[rows[0]]):.6g}, neither 0 nor 1 "
-            f"({_rows(rows, 0)}): a binary model has the classes 0 and 1"
+            f"({rows_text(rows)}): a binary model has the classes 0 and 1"
         )
     return labels
 
@@ -214,7 +207,7 @@ def _labels(labels: Tensor, values: Tensor) -> Tensor:
         row = int(wrong[0])
         raise InputError(
             f"labels[{row}] is {int(labels[row])}, outside 0..{classes - 1} "
-            f"({_rows(wrong, 0)}): correct or remove it"
+            f"({rows_text(wrong)}): correct or remove it"
         )
     return labels
 
@@ -227,7 +220,7 @@ def _ends(values: Tensor) -> tuple[float, float]:
 def _refuse_infinite(name: str, values: Tensor, first_row: int) -> None:
     rows = (~torch.isfinite(values).all(1)).nonzero().flatten()
     if len(rows):
-        raise InputError(f"{name} is NaN or infinite in {_rows(rows, first_row)}: remove them")
+        raise InputError(f"{name} is NaN or infinite in {rows_text(rows, first_row)}: remove them")
 
 
 def _refuse_outside(values: Tensor, first_row: int) -> None:
@@ -246,17 +239,6 @@ def _refuse_row_sums(values: Tensor, tolerance: float, first_row: int) -> None:
     if len(rows):
         raise InputError(
             f"probs[{first_row + int(rows[0])}] sums to {float(sums[rows[0]]):.6g}, not 1 "
-            f"({_rows(rows, first_row)}): if these are logits pass logits=..., "
+            f"({rows_text(rows, first_row)}): if these are logits pass logits=..., "
             "else divide each row by its sum"
         )
-
-
-def _rows(rows: Tensor, first_row: int) -> str:
-    """Row numbers as a message shows them.
-
-    >>> _rows(torch.arange(7), 10)
-    'rows 10, 11, 12, 13, 14 and 2 more'
-    """
-    shown = ", ".join(str(first_row + row) for row in rows[:SHOWN_ROWS].tolist())
-    more = len(rows) - SHOWN_ROWS
-    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")

@@ -23,8 +23,9 @@ from torch import Tensor
 from featcal.core.batch import CHUNK_ROWS, Batch
 from featcal.core.binary import is_single, zero_or_one
 from featcal.core.errors import InputError
-from featcal.data.contents import SPLIT_PARTS, Contents, Kind, listed, noted, scored
+from featcal.core.probabilities import Kind
 from featcal.data.manifest import FLOATS
+from featcal.data.reading.contents import SPLIT_PARTS, Contents, listed, noted, scored
 
 EXPECTED = (
     "<split>_features or <split>_logits or <split>_probs, <split>_labels, and weight and bias with "

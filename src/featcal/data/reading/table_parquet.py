@@ -17,9 +17,16 @@ import numpy as np
 
 from featcal.core.errors import InputError
 from featcal.core.progress import tell
-from featcal.data.arrays import Array, Loader
-from featcal.data.contents import SPLIT_PARTS
-from featcal.data.table import Block, Numbers, TableFile, block_rows, check_finite, not_a_number
+from featcal.data.reading.contents import SPLIT_PARTS
+from featcal.data.reading.named_arrays import Array, Loader
+from featcal.data.reading.table import (
+    Block,
+    Numbers,
+    TableFile,
+    block_rows,
+    check_finite,
+    not_a_number,
+)
 
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers that pandas adds by itself
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from featcal.core.errors import InputError
 from featcal.core.progress import tell
-from featcal.data.table import (
+from featcal.data.reading.table import (
     Block,
     Numbers,
     TableFile,

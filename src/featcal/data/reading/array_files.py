@@ -18,8 +18,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from featcal.core.errors import InputError
-from featcal.data.arrays import ENDS, EXPECTED, Array, Loader
-from featcal.data.contents import SPLIT_PARTS
+from featcal.data.reading.contents import SPLIT_PARTS
+from featcal.data.reading.named_arrays import ENDS, EXPECTED, Array, Loader
 
 WHOLE = ("weight", "bias", "class_names", "meta")  # what belongs to no split
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from featcal.core.batch import Batch
 from featcal.core.errors import InputError
-from featcal.data.contents import Contents, about, listed, noted, scored
 from featcal.data.manifest import SPLIT_NAME
-from featcal.data.table import Block, TableFile, short
-from featcal.data.table_header import Header, Reading, read_header
+from featcal.data.reading.contents import Contents, about, listed, noted, scored
+from featcal.data.reading.table import Block, TableFile, short
+from featcal.data.reading.table_header import Header, Reading, read_header
 
 WHOLE_ROWS = 8  # from here on a column of distinct whole numbers is taken for row numbers
 BOOLEANS = {"false": 0, "False": 0, "FALSE": 0, "true": 1, "True": 1, "TRUE": 1}

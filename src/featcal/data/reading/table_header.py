@@ -13,7 +13,8 @@ from fnmatch import fnmatchcase
 from typing import cast, final
 
 from featcal.core.errors import InputError
-from featcal.data.contents import Kind, listed
+from featcal.core.probabilities import Kind
+from featcal.data.reading.contents import listed
 
 PREFIXED = re.compile(r"(logit|prob)s?_(.+)", re.DOTALL)
 ALONE = re.compile(r"(logit|prob)s?")  # a binary model's one column may have this name alone

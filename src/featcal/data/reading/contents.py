@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -15,12 +15,10 @@ from torch import Tensor
 from featcal.core.batch import Batch, Data, stored_logits
 from featcal.core.binary import is_single
 from featcal.core.errors import InputError
-
-Kind = Literal["logits", "probs"]
+from featcal.core.probabilities import ROUNDING, Kind
 
 SPLIT_PARTS = ("features", "logits", "probs", "labels")  # the arrays a split may have
 SLACK = 1e-2  # how far from 1 the probabilities of a row may sum, rounded as files are
-NOISE = 1e-6  # how far below 0 or above 1 a single one may lie
 
 
 @final
@@ -94,7 +92,7 @@ def _floor(dtype: torch.dtype) -> float:
 def _check_probs(probs: Tensor, place: Callable[[int], str]) -> None:
     """Refuses the first row that is no distribution; comparisons with NaN are false."""
     single = is_single(probs)
-    inside = ((probs >= -NOISE) & (probs <= 1 + NOISE)).all(1)
+    inside = ((probs >= -ROUNDING) & (probs <= 1 + ROUNDING)).all(1)
     sums = probs.sum(1)
     fits = inside if single else inside & ((sums - 1).abs() <= SLACK)
     if bool(fits.all()):

@@ -15,17 +15,18 @@ from typing import Any, NamedTuple, cast
 from featcal.core.batch import Batch, Chunked
 from featcal.core.disk import REMOVE, check_free
 from featcal.core.errors import InputError
-from featcal.data.array_files import Loaders, merged, open_npy, open_npz, open_safetensors
-from featcal.data.arrays import array_contents
-from featcal.data.contents import Contents, Kind, about
+from featcal.core.probabilities import Kind
 from featcal.data.layout import Gate, head_tensors
 from featcal.data.manifest import SPLIT_NAME
 from featcal.data.pack import Pack
-from featcal.data.table import TableFile
-from featcal.data.table_contents import table_contents
-from featcal.data.table_csv import CsvTable
-from featcal.data.table_header import Reading
-from featcal.data.table_parquet import ParquetTable, holds_lists, open_lists
+from featcal.data.reading.array_files import Loaders, merged, open_npy, open_npz, open_safetensors
+from featcal.data.reading.contents import Contents, about
+from featcal.data.reading.named_arrays import array_contents
+from featcal.data.reading.table import TableFile
+from featcal.data.reading.table_contents import table_contents
+from featcal.data.reading.table_csv import CsvTable
+from featcal.data.reading.table_header import Reading
+from featcal.data.reading.table_parquet import ParquetTable, holds_lists, open_lists
 from featcal.data.write import write_pack
 
 ARRAYS = {".npz": open_npz, ".npy": open_npy, ".safetensors": open_safetensors}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from featcal.core.errors import InputError
-from featcal.data import import_files, read_files, table
+from featcal.data import import_files, read_files
+from featcal.data.reading import table
 
 PLAIN = "cat,dog,label\n0.5,1.5,0\n-1,2,1\n"
 

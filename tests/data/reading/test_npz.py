@@ -14,7 +14,7 @@ import torch
 from featcal.core.errors import InputError
 from featcal.data import import_npz
 
-SHARED = Path(__file__).parents[2].parent / "shared"
+SHARED = Path(__file__).parents[3].parent / "shared"
 ACCURACY = {
     "cifar100-wrn16x4": 75.04,
     "cifar10-wrn16x4": 93.83,
