@@ -6,6 +6,8 @@
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
+#   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (a GPU, half an hour);
+#                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +17,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.txt
 
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: demo test lint bench figures examples reproduce coverage clean
+.PHONY: demo test lint bench figures examples reproduce grid coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -42,6 +44,10 @@ examples: $(VENV)/.examples
 
 reproduce: $(VENV)/.demo
 	$(BIN)/python experiments/reproduction.py
+
+grid: $(VENV)/.demo
+	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
+	$(BIN)/python experiments/training_docs.py
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py
