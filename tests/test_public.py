@@ -1,6 +1,8 @@
 """The public surface: what there is, documented, and no more."""
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -57,6 +59,22 @@ def test_every_method_is_public_documented_and_named_as_its_id():
         assert method.__doc__
         parameters = list(inspect.signature(method).parameters.values())
         assert all(p.kind is p.KEYWORD_ONLY for p in parameters)
+
+
+def test_rooms_are_found_as_attributes_and_loaded_when_asked_for():
+    code = """
+import sys, featcal
+assert "featcal.losses" not in sys.modules
+assert featcal.losses.Focal().gamma == 3.0
+assert all(getattr(featcal, name).__name__ == f"featcal.{name}" for name in featcal.LATER)
+try:
+    featcal.nothing
+except AttributeError as error:
+    assert str(error) == "module 'featcal' has no attribute 'nothing'"
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_the_version_is_a_version():

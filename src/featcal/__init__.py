@@ -1,5 +1,8 @@
 """Feature-based calibration for deep classifiers."""
 
+from importlib import import_module
+from types import ModuleType
+
 from featcal import export, metrics
 from featcal.api import calibrate
 from featcal.core.attach import attach, detach
@@ -51,3 +54,12 @@ __all__ = [
     "save",
     "write_pack",
 ]
+
+# Found as attributes like the rest, and loaded when somebody asks: import featcal stays quick.
+LATER = ("arrays", "bridges", "datasets", "losses", "models", "train")
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in LATER:
+        return import_module(f"featcal.{name}")
+    raise AttributeError(f"module 'featcal' has no attribute {name!r}")
