@@ -1,0 +1,95 @@
+"""Two processes train the network one process would; the last batch is odd on purpose."""
+
+import os
+import sys
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+from tiny import HALF, made_splits, small
+
+from featcal import InputError
+from featcal.core import dist
+from featcal.losses import CE, AdaFocal, Focal
+from featcal.train import Engine, Recipe, train
+
+# 101 rows in batches of 20: the last batch has a single row, which no two processes can share.
+RECIPE = Recipe(epochs=2, batch=20, seed=7)
+CASES = {
+    "mean": (CE(), RECIPE),
+    "sum": (Focal(reduction="sum"), RECIPE.published()),
+    "adafocal": (AdaFocal(), RECIPE),
+}
+
+
+def trained(case, rows):
+    loss, recipe = CASES[case]
+    model = small(norm=False)  # statistics of a batch would be those of a rank's part of it
+    splits = made_splits(train=rows, held_out=30)
+    history = train(model, splits, loss, recipe, engine=Engine.best("cpu"), normalise=HALF)
+    return model, [epoch.loss for epoch in history]
+
+
+def on_rank(rank, folder):
+    torch.set_num_threads(1)
+    torch_dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    for case in CASES:
+        model, losses = trained(case, 101)
+        found = {**model.state_dict(), "losses": torch.tensor(losses)}
+        found = {key: value.contiguous() for key, value in found.items()}
+        save_file(found, f"{folder}/{case}-{rank}.safetensors")
+    with pytest.raises(InputError, match="batch is 21: give a multiple of the 2 processes"):
+        train(small(), made_splits(), CE(), Recipe(epochs=1, batch=21), normalise=HALF)
+    with pytest.raises(InputError, match="needs one process on one GPU"):
+        Engine.best("cpu", graph=True)
+    torch_dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    sys.path.insert(0, os.path.dirname(__file__))  # for the processes, which start afresh
+    try:
+        mp.spawn(on_rank, args=(str(folder),), nprocs=2)
+    finally:
+        sys.path.pop(0)
+    return {
+        case: [load_file(folder / f"{case}-{rank}.safetensors") for rank in range(2)]
+        for case in CASES
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_end_with_the_same_weights(case, ranks):
+    one, other = ranks[case]
+    assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_they_are_those_of_one_process(case, ranks):
+    # One process without the row that two leave out: the last of each epoch's own order.
+    assert dist.world() == 1
+    model, losses = without_the_odd_row(case)
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(ranks[case][0][key], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        ranks[case][0]["losses"], torch.tensor(losses) * 1.0, rtol=1e-4, atol=1e-5
+    )
+
+
+def without_the_odd_row(case):
+    from featcal.train import run as loop
+
+    kept = loop.Trainer._taken
+
+    def taken(self, rows):
+        return torch.zeros(()) if len(rows.images) == 1 else kept(self, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Trainer, "_taken", taken)
+        return trained(case, 101)
