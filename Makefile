@@ -37,6 +37,7 @@ bench: $(BENCH)/.peers
 
 figures: $(VENV)/.demo
 	$(BIN)/python experiments/figures.py
+	$(BIN)/python experiments/theory_figure.py
 
 examples: $(VENV)/.examples
 	$(BIN)/python examples/imagenet_efficientnet.py

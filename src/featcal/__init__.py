@@ -56,7 +56,7 @@ __all__ = [
 ]
 
 # Found as attributes like the rest, and loaded when somebody asks: import featcal stays quick.
-LATER = ("arrays", "bridges", "datasets", "losses", "models", "train")
+LATER = ("analysis", "arrays", "bridges", "datasets", "losses", "models", "theory", "train")
 
 
 def __getattr__(name: str) -> ModuleType:
