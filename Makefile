@@ -6,7 +6,7 @@
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
-#   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (a GPU, half an hour);
+#   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (needs a GPU);
 #                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3

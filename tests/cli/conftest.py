@@ -1,5 +1,8 @@
+import sys
+
 import pytest
 from cli_cases import arrays, done, logits_alone, packed
+from train_cases import write_data, write_network
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +23,16 @@ def cal(pack, tmp_path_factory):
     path = tmp_path_factory.mktemp("cal") / "cal.safetensors"
     done("fit", pack, "clip | temperature", "-o", path)
     return path
+
+
+@pytest.fixture(scope="module")
+def train_project(tmp_path_factory):
+    """The current folder, with data/ to train on and a module of networks."""
+    folder = tmp_path_factory.mktemp("project")
+    write_data(folder)
+    write_network(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        yield folder
+    sys.modules.pop("train_nets", None)

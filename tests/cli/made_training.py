@@ -13,7 +13,7 @@ RECIPE = {
 LOSSES = {
     "ce": (0.0419, 0.245),
     "brier": (0.0211, 0.981),
-    "mmce": (0.0456, 0.233),
+    "mmce(variant='weighted', form='published')": (0.0456, 0.233),
     "label_smoothing": (0.0297, None),
     "focal(gamma=3.0)": (0.0148, 1.68),
     "flsd": (0.0155, 0.751),

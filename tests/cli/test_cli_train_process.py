@@ -7,10 +7,9 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from cli_cases import done
 from safetensors.torch import load_file
-from train_cases import words, write_data, write_network
+from train_cases import words
 
 # The command, killed as by the system at the moment when its seventh checkpoint is written.
 KILLED = """
@@ -29,19 +28,6 @@ main(sys.argv[1:])
 LONGEST = 120  # seconds to wait for a process
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """The current folder, with data/ and a module of networks."""
-    folder = tmp_path_factory.mktemp("project")
-    write_data(folder)
-    write_network(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", list(sys.path))
-        yield folder
-    sys.modules.pop("train_nets", None)
-
-
 def process(*command):
     return subprocess.run(
         [sys.executable, *map(str, command)],
@@ -52,31 +38,31 @@ def process(*command):
     )
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(project):
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project):
     done(*words("whole"))
     ran = process("-c", KILLED, *words("killed", "--checkpoint-every", "0"))
     assert ran.returncode == -signal.SIGKILL, ran.stderr
-    left = sorted(path.name for path in (project / "killed").iterdir())
+    left = sorted(path.name for path in (train_project / "killed").iterdir())
     assert left[0].startswith(".checkpoint.safetensors.")  # half written
     assert left[1:] == [".lock", "checkpoint.safetensors"]
     assert "Going on from" in done(*words("killed")).out
-    left = sorted(path.name for path in (project / "killed").iterdir())
+    left = sorted(path.name for path in (train_project / "killed").iterdir())
     assert left == ["model.safetensors", "pack", "run.json"]
-    whole, again = (project / run / "model.safetensors" for run in ("whole", "killed"))
+    whole, again = (train_project / run / "model.safetensors" for run in ("whole", "killed"))
     assert whole.read_bytes() == again.read_bytes()
 
 
-def test_two_processes_share_the_work_and_one_speaks(project):
+def test_two_processes_share_the_work_and_one_speaks(train_project):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ran = process(*torchrun, "-m", "featcal", *words("both", "--device", "cpu"))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("2 processes") == ran.stdout.count("\n      1/2 ") == 1
     assert ran.stdout.count("Wrote both") == 1
-    record = json.loads((project / "both" / "run.json").read_text())
+    record = json.loads((train_project / "both" / "run.json").read_text())
     assert record["processes"] == 2
-    files = sorted(path.name for path in (project / "both").iterdir())
+    files = sorted(path.name for path in (train_project / "both").iterdir())
     assert files == ["model.safetensors", "pack", "run.json"]
-    weights = load_file(project / "both" / "model.safetensors")
+    weights = load_file(train_project / "both" / "model.safetensors")
     assert all(value.isfinite().all() for value in weights.values())
     assert done("eval", "both/pack", "--json").json["n"] == 20
 
@@ -102,8 +88,8 @@ def on_a_terminal(folder, *command):
     return seen.decode()
 
 
-def test_lines_stand_above_the_bar(project):
-    seen = on_a_terminal(project, *words("shown", "--no-pack", epochs=20))
+def test_lines_stand_above_the_bar(train_project):
+    seen = on_a_terminal(train_project, *words("shown", "--no-pack", epochs=20))
     assert "training" in seen  # the bar
     lines = [line for line in seen.replace("\r", "\n").split("\n") if "/20 " in line]
     plain = [line for line in lines if "training" not in line]

@@ -1,27 +1,12 @@
 """featcal train refuses in one sentence, and before any work where it can."""
 
-import sys
-
 import made
 import pytest
 from cli_cases import featcal, refused
-from train_cases import words, write_data, write_network
+from train_cases import words
 
 from featcal.train import checkpoint
 from featcal.train.finish import made_folder
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """The current folder, with data/ and a module of networks."""
-    folder = tmp_path_factory.mktemp("project")
-    write_data(folder)
-    write_network(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "path", list(sys.path))
-        yield folder
-    sys.modules.pop("train_nets", None)
 
 
 def refused_late(*args):
@@ -49,13 +34,13 @@ EARLY = {
 
 
 @pytest.mark.parametrize("case", EARLY)
-def test_before_the_data_is_read(case, project, monkeypatch):
+def test_before_the_data_is_read(case, train_project, monkeypatch):
     more, expected = EARLY[case]
     monkeypatch.setattr("featcal.cli.train_request.load_images", None)
     options = ("--network-option", "width=1") if "--network-option" not in more else ()
     said = refused(*words("run", *more, *options, network="wrn16x4"))
     assert all(word in said for word in expected), said
-    assert not (project / "run").exists()
+    assert not (train_project / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -67,13 +52,13 @@ def test_before_the_data_is_read(case, project, monkeypatch):
         (":tiny", ["name the function that returns a network"]),
     ],
 )
-def test_a_network_there_is_not(network, expected, project, monkeypatch):
+def test_a_network_there_is_not(network, expected, train_project, monkeypatch):
     monkeypatch.setattr("featcal.cli.train_request.load_images", None)
     said = refused(*words("run", network=network))
     assert all(word in said for word in expected), said
 
 
-def test_an_option_the_network_has_not(project, monkeypatch):
+def test_an_option_the_network_has_not(train_project, monkeypatch):
     monkeypatch.setattr("featcal.cli.train_request.load_images", None)
     said = refused(*words("run", "--network-option", "widht=1", network="wrn16x4"))
     assert "wrn16x4 has no option 'widht': it takes depth=16, width=4" in said
@@ -83,6 +68,13 @@ def test_an_option_the_network_has_not(project, monkeypatch):
     ("network", "more", "expected"),
     [
         ("train_nets:lists", (), ["train_nets:lists returned list", "torch.nn.Module"]),
+        (
+            "train_nets:nothing",
+            (),
+            ["cannot be called with the number of classes", "(classes, ...)"],
+        ),
+        ("train_nets:tiny", ("--network-option", "depth=2"), ["{'depth': 2}", "'depth'"]),
+        ("train_nets:tiny", ("--checkpoint-every", "nan"), ["checkpoint_every is nan"]),
         ("train_nets:twice", (), ["head"]),
         ("train_nets:tiny", ("--head", "0"), ["'0'"]),
         ("train_nets:binary", (), ["2", "10"]),
@@ -92,10 +84,10 @@ def test_an_option_the_network_has_not(project, monkeypatch):
         ("train_nets:tiny", ("--loss", "adafocal", "--held-out", "0"), ["--held-out 0: adafocal"]),
     ],
 )
-def test_before_the_first_step(network, more, expected, project):
+def test_before_the_first_step(network, more, expected, train_project):
     said = refused_late(*words("run", *more, network=network))
     assert all(word in said for word in expected), said
-    assert not (project / "run").exists()
+    assert not (train_project / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -109,14 +101,14 @@ def test_before_the_first_step(network, more, expected, project):
         ("mnist", (), ["mnist"]),
     ],
 )
-def test_data_there_is_not(dataset, more, expected, project):
+def test_data_there_is_not(dataset, more, expected, train_project):
     command = ("train", dataset, "wrn16x4", "-o", "run", "--data", "data", *more)
     said = refused(*command, "--network-option", "width=1")
     assert all(word in said for word in expected), said
-    assert not (project / "run").exists()
+    assert not (train_project / "run").exists()
 
 
-def test_folders_that_are_taken(project, tmp_path):
+def test_folders_that_are_taken(train_project, tmp_path):
     (tmp_path / "file").touch()
     assert "exists" in refused(*words(tmp_path / "file"))
     assert "does not exist: create it first" in refused(*words(tmp_path / "no" / "run"))
@@ -137,7 +129,7 @@ def test_folders_that_are_taken(project, tmp_path):
         (("--val", "9"), "rows.train = 72, not 71"),
     ],
 )
-def test_a_run_goes_on_as_it_was_begun(more, expected, project, tmp_path, monkeypatch):
+def test_a_run_goes_on_as_it_was_begun(more, expected, train_project, tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
@@ -152,13 +144,13 @@ def test_a_run_goes_on_as_it_was_begun(more, expected, project, tmp_path, monkey
     assert "choose another folder" in said
 
 
-def test_a_folder_of_images_without_a_test_part(project, tmp_path):
+def test_a_folder_of_images_without_a_test_part(train_project, tmp_path):
     made.write_folders(tmp_path / "images", parts={"train": 12})
     command = ("train", "folder", "vit", "-o", "run", "--data", tmp_path / "images")
     assert "neither val nor test" in refused(*command, "--image-size", "8")
 
 
-def test_one_command_at_a_time(project, tmp_path):
+def test_one_command_at_a_time(train_project, tmp_path):
     with made_folder(tmp_path / "run"):
         assert "is being written by another process" in refused(*words(tmp_path / "run"))
     assert not (tmp_path / "run").exists()

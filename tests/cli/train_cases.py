@@ -27,6 +27,9 @@ def lists(classes):
 
 def binary(classes):
     return tiny(2)
+
+def nothing():
+    return tiny(10)
 """
 
 

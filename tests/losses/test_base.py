@@ -23,9 +23,9 @@ FORMS = [
     "focal(gamma=0.01)",
     "label_smoothing(spread='all')",
     "max_entropy(beta=3.0)",
+    "mmce(variant='weighted', form='published')",
+    "mmce(variant='weighted')",
     "mmce(form='published')",
-    "mmce(variant='plain')",
-    "mmce(variant='plain', form='published')",
     "soft_ece(norm=1)",
     "soft_ece(temperature=1e-05)",
 ]

@@ -39,12 +39,12 @@ def three_sums(logits, labels):
 def test_plain_as_intended_is_the_root(batch):
     logits, labels = batch(20)
     want = math.sqrt(plain_square(logits, labels))
-    assert MMCE(variant="plain").penalty(logits, labels).item() == pytest.approx(want, rel=1e-12)
+    assert MMCE().penalty(logits, labels).item() == pytest.approx(want, rel=1e-12)
 
 
 def test_plain_as_published_is_the_square(batch):
     logits, labels = batch(20)
-    found = MMCE(variant="plain", form="published").penalty(logits, labels)
+    found = MMCE(form="published").penalty(logits, labels)
     assert found.item() == pytest.approx(plain_square(logits, labels), rel=1e-12)
 
 
@@ -54,7 +54,7 @@ def test_weighted_as_intended_takes_means_once(batch):
     assert m > 0
     assert n > 0
     want = math.sqrt(a / m**2 + b / n**2 - 2 * c / (m * n))
-    assert MMCE().penalty(logits, labels).item() == pytest.approx(want, rel=1e-12)
+    assert MMCE(variant="weighted").penalty(logits, labels).item() == pytest.approx(want, rel=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -62,7 +62,7 @@ def test_weighted_as_published_divides_twice(seed, batch):
     logits, labels = batch(20, seed=seed)
     a, b, c, m, n = three_sums(logits, labels)
     means = a / m**2 / (m**2 + 1e-5) + b / n**2 / (n**2 + 1e-5) - 2 * c / (m * n) / (m * n + 1e-5)
-    found = MMCE(form="published").penalty(logits, labels).item()
+    found = MMCE(variant="weighted", form="published").penalty(logits, labels).item()
     assert found == pytest.approx(math.sqrt(means + 1e-10), rel=1e-9)
 
 
@@ -84,11 +84,11 @@ def test_no_weight_is_cross_entropy(batch):
 def test_a_batch_all_right_or_all_wrong(truth, batch):
     logits, _ = batch()
     labels = logits.argmax(1) if truth else logits.argmin(1)
-    plain = MMCE(variant="plain").penalty(logits, labels)
-    torch.testing.assert_close(MMCE().penalty(logits, labels), plain)
+    plain = MMCE().penalty(logits, labels)
+    torch.testing.assert_close(MMCE(variant="weighted").penalty(logits, labels), plain)
     assert plain > 0.1
     leaf = logits.requires_grad_()
-    published = MMCE(form="published").penalty(leaf, labels)
+    published = MMCE(variant="weighted", form="published").penalty(leaf, labels)
     assert published.item() == 0
     (slope,) = torch.autograd.grad(published, leaf)
     assert (slope == 0).all()
@@ -107,7 +107,7 @@ def test_the_root_keeps_its_slope_next_to_zero(batch):
     """A norm has a slope of one residual's size right up to its kink."""
     for gap in (3.0, 6.0, 9.0):
         logits = torch.tensor([[gap, 0.0]], dtype=torch.float64, requires_grad=True)
-        value = MMCE().penalty(logits, torch.tensor([0]))
+        value = MMCE(variant="weighted").penalty(logits, torch.tensor([0]))
         (slope,) = torch.autograd.grad(value, logits)
         p = 1 / (1 + math.exp(-gap))
         assert value.item() == pytest.approx(1 - p, rel=1e-9)
@@ -123,7 +123,7 @@ def test_where_the_published_root_gave_nan_it_stops_at_zero():
     means = a / m**2 / (m**2 + 1e-5) + b / n**2 / (n**2 + 1e-5) - 2 * c / (m * n) / (m * n + 1e-5)
     assert means + 1e-10 < 0
     leaf = logits.requires_grad_()
-    value = MMCE(form="published").penalty(leaf, labels)
+    value = MMCE(variant="weighted", form="published").penalty(leaf, labels)
     assert value.item() == pytest.approx(1e-5)
     (slope,) = torch.autograd.grad(value, leaf)
     assert slope.isfinite().all()
@@ -137,7 +137,7 @@ def test_published_divides_away_the_right_rows():
     labels = torch.zeros(128, dtype=torch.int64)
     labels[:7] = 1
     _, b, _, _, n = three_sums(logits, labels)
-    found = MMCE(form="published").penalty(logits, labels).item()
+    found = MMCE(variant="weighted", form="published").penalty(logits, labels).item()
     assert found == pytest.approx(math.sqrt(b / n**2) / n, rel=0.05)
 
 
@@ -145,7 +145,7 @@ def test_the_penalty_vanishes_where_confidence_is_accuracy():
     logits = torch.full((8, 2), 0.0, dtype=torch.float64)
     logits[:, 0] = math.log(3)  # p = 3/4, and six of eight are right
     labels = torch.tensor([0] * 6 + [1] * 2)
-    assert MMCE(variant="plain").penalty(logits, labels).item() == pytest.approx(0, abs=1e-6)
+    assert MMCE().penalty(logits, labels).item() == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +159,14 @@ def test_the_penalty_vanishes_where_confidence_is_accuracy():
 def test_hyperparameters_are_checked(arguments, says):
     with pytest.raises(InputError, match=f"mmce: {says}"):
         MMCE(**arguments)
+
+
+def test_at_calibration_the_plain_one_vanishes_and_the_weighted_one_does_not():
+    # Rows of one confidence r, of which the share r is right: nothing is to be mended.
+    logits = torch.zeros(10, 2, dtype=torch.float64)
+    logits[:, 0] = math.log(0.8 / 0.2)
+    labels = torch.tensor([0] * 8 + [1] * 2)
+    assert MMCE().penalty(logits, labels).item() == pytest.approx(0, abs=1e-6)
+    # sqrt(sum v_i v_j e_i e_j) = |mean of 1 - r over right rows - mean of r over wrong rows|
+    weighted = MMCE(variant="weighted").penalty(logits, labels).item()
+    assert weighted == pytest.approx(abs(0.2 - 0.8))

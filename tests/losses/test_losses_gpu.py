@@ -13,8 +13,8 @@ pytestmark = [
 FORMS = [
     *sorted(LOSSES),
     "flsd(closed_form=True)",
-    "mmce(form='published')",
-    "mmce(variant='plain')",
+    "mmce(variant='weighted', form='published')",
+    "mmce(variant='weighted')",
     "soft_ece(norm=1)",
 ]
 

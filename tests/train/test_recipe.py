@@ -86,6 +86,9 @@ def test_cosine_ends_near_zero_and_is_half_at_half():
         ({"smoothing": 1.0}, "smoothing is 1.0"),
         ({"mixup": True}, "mixup is True"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**40}, "seed is 1099511627776: give one below"),
+        ({"drops": 0.5}, "drops is 0.5: give a tuple"),
+        ({"augment": "no"}, "augment is 'no': give True or False"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, words):

@@ -203,13 +203,15 @@ def test_adafocal_adapts_after_every_epoch(monkeypatch):
     kept = loop.Trainer._adapt
 
     def noted(self):
-        before = self.loss
+        before = self.loss.gammas.clone()
         kept(self)
-        seen.append(self.loss is not before)
+        seen.append(not torch.equal(self.loss.gammas, before))
 
     monkeypatch.setattr(loop.Trainer, "_adapt", noted)
-    trained(loss=AdaFocal(), splits=made_splits(held_out=30))
+    loss = AdaFocal()
+    trained(loss=loss, splits=made_splits(held_out=30))
     assert seen == [True, True, True]
+    assert torch.equal(loss.gammas, AdaFocal().gammas)  # the caller's own is as it was
 
 
 def test_a_scheduled_loss_changes_with_the_epochs(monkeypatch):
@@ -224,6 +226,26 @@ def test_a_scheduled_loss_changes_with_the_epochs(monkeypatch):
     monkeypatch.setattr(loop.Trainer, "_epoch", noted)
     trained(loss=FLSc(), recipe=replace(RECIPE, epochs=7))
     assert seen == [5.0, 5.0, 3.0, 3.0, 3.0, 1.0, 1.0]
+
+
+def test_a_folder_that_is_not_there_is_said_before_anything_is_trained(tmp_path):
+    with pytest.raises(InputError, match="run does not exist: make it first"):
+        trained(folder=tmp_path / "run")
+
+
+def test_the_checkpoint_of_another_network_is_refused(tmp_path):
+    run_until_killed(tmp_path, 3)
+    with pytest.raises(InputError, match="is of another network"):
+        trained(model=small(norm=False), folder=tmp_path)
+
+
+def test_the_model_is_left_in_eval_mode():
+    assert not trained()[0].training
+
+
+def test_a_look_every_zero_epochs_is_refused():
+    with pytest.raises(InputError, match="watch_every is 0"):
+        trained(watch_every=0)
 
 
 def test_a_diverging_run_is_stopped_with_a_remedy():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -190,7 +191,15 @@ class TrainRequest:
             known = network_options(self.network)
             fitting = {key: value for key, value in sizes.items() if key in known}
             return build(self.network, classes, **(fitting | self.options))
-        model = named_function(self.network)(classes, **self.options)
+        function = named_function(self.network)
+        try:
+            inspect.signature(function).bind(classes, **self.options)
+        except TypeError as error:
+            raise InputError(
+                f"{self.network} cannot be called with the number of classes and the options "
+                f"{self.options or '(none)'} ({error}): let it take (classes, ...)"
+            ) from error
+        model = function(classes, **self.options)
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"{self.network} returned {type(model).__name__}: return the network, a "

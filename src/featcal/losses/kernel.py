@@ -26,10 +26,10 @@ class MMCE(TrainingLoss):
     With r the confidence, c = 1 where the prediction is right and 0 elsewhere, and v a weight for
     each row, MMCE = sqrt(sum_ij v_i v_j (c_i - r_i)(c_j - r_j) k(r_i, r_j)), a norm:
 
-    - variant "plain": v = 1/n.
+    - variant "plain": v = 1/n. It vanishes where confidence is right on average.
     - variant "weighted": v = 1/m on the m right rows and 1/n' on the n' wrong ones, so that few
       wrong rows count as much as many right ones. In a batch all right or all wrong it is the
-      plain one.
+      plain one. It does not vanish at calibration, and pulls the confidence below the accuracy.
 
     form "published" is what the published training code computes. Plain: the square, no root.
     Weighted: the three means over pairs are divided by m^2, n'^2 and m n' once more, which leaves
@@ -38,7 +38,7 @@ class MMCE(TrainingLoss):
 
     Args:
         weight: of MMCE, at least 0.
-        variant: which rows count how much; the tables' MMCE is the weighted one.
+        variant: which rows count how much; the paper's tables have the weighted one.
         form: as intended, or as published.
         reduction: "mean" or "sum"; the published sum is n times the whole, as here.
     """
@@ -47,7 +47,7 @@ class MMCE(TrainingLoss):
     title = "MMCE"
 
     weight: float = 2.0
-    variant: Literal["weighted", "plain"] = "weighted"
+    variant: Literal["plain", "weighted"] = "plain"
     form: Literal["intended", "published"] = "intended"
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ PUBLISHED_EPOCHS = 350
 PAPER_LOSSES = {
     "Cross Entropy": r"ce",
     "Brier Loss": r"brier",
-    "MMCE": r"mmce(\(.*\))?",
+    "MMCE": r"mmce\(variant='weighted', form='published'\)",
     "LS-0.05": r"label_smoothing(\(\w+=0\.05\))?",
     "Focal Loss": r"focal(\(gamma=3(\.0)?\))?",
     "FLSD-53": r"flsd",
@@ -140,9 +140,9 @@ class Setting:
 
     @cached_property
     def paper(self) -> dict[str, list[Run]]:
-        """The runs of each loss of the paper; of two forms of one loss the published one's."""
+        """The runs of each loss of the paper; of two forms of one loss the shorter text's."""
         return {
-            heading: self.variants[min(forms, key=_least_published)]
+            heading: self.variants[min(forms, key=lambda form: (len(form[0]), form[1]))]
             for heading in PAPER_LOSSES
             if (forms := [form for form in self.variants if heading_of(form[0]) == heading])
         }
@@ -215,12 +215,6 @@ def _order(entry: dict[str, Any]) -> tuple[int, int]:
 
 def _loss_order(variant: tuple[str, str]) -> int:
     return _place(heading_of(variant[0]), tuple(PAPER_LOSSES))
-
-
-def _least_published(variant: tuple[str, str]) -> tuple[bool, int, str]:
-    """Orders the forms of a loss: the published one, then by the length of the text."""
-    text, reduction = variant
-    return "published" not in text, len(text), reduction
 
 
 def _place(name: str, names: Sequence[str]) -> int:

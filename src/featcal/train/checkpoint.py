@@ -88,7 +88,10 @@ class Checkpoint:
         except (SafetensorError, OSError, ValueError) as error:
             raise self._refused(f"cannot be read ({error})") from error
         self._check(about)
-        model.load_state_dict(_under("model", tensors))
+        try:
+            model.load_state_dict(_under("model", tensors))
+        except RuntimeError as error:
+            raise self._refused("is of another network") from error
         _restore_optimizer(optimizer, _under("optimizer", tensors))
         _set_random_state(_under("random", tensors))
         found = about["position"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -74,12 +74,14 @@ class Engine:
         return torch.compile(model, dynamic=False)
 
     @contextmanager
-    def fastest_kernels(self) -> Iterator[None]:
-        """Lets cuDNN try its ways on the first batch; the flag is as it was after the block."""
+    def at_work(self) -> Iterator[None]:
+        """This device is the current one, and cuDNN tries its ways on the first batch."""
         before, cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn
         cudnn.benchmark = not cudnn.deterministic
         try:
-            yield
+            # Streams, graphs and random states are those of the current device, whichever it is.
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                yield
         finally:
             cudnn.benchmark = before
 

@@ -56,7 +56,7 @@ class GraphStep:
         torch.cuda.current_stream().wait_stream(stream)
         self.step.optimizer.zero_grad(set_to_none=True)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=stream):  # torch's own may be of another device
             self._loss = self.step(self._rows)
         self._captured = self.step.loss
 

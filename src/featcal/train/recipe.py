@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, final
 
-from featcal.core.arguments import check_choice, check_whole
+from featcal.core.arguments import check_choice, check_flags, check_whole
 from featcal.core.errors import InputError
 from featcal.losses import Brier, TrainingLoss
 
@@ -61,6 +61,9 @@ class Recipe:
     def __post_init__(self) -> None:
         check_whole("recipe", 1, epochs=self.epochs, batch=self.batch)
         check_whole("recipe", 0, warmup=self.warmup, seed=self.seed)
+        check_flags("recipe", augment=self.augment)
+        if self.seed >= 2**40:
+            raise InputError(f"recipe: seed is {self.seed}: give one below 2^40")
         check_choice("recipe", "optimizer", self.optimizer, ("sgd", "adamw"))
         check_choice("recipe", "schedule", self.schedule, ("steps", "cosine"))
         _check_range("lr", self.lr, above=0.0)
@@ -70,8 +73,8 @@ class Recipe:
         _check_range("smoothing", self.smoothing, below=1.0)
         if self.clip_norm is not None:
             _check_range("clip_norm", self.clip_norm, above=0.0)
-        if any(not 0 < drop <= 1 for drop in self.drops):
-            raise InputError(f"recipe: drops is {self.drops}: give parts of the run, from 0 to 1")
+        if not isinstance(self.drops, tuple) or any(not 0 < drop <= 1 for drop in self.drops):
+            raise InputError(f"recipe: drops is {self.drops}: give a tuple of parts of the run")
 
     @classmethod
     def for_network(cls, network: str, **changes: Any) -> Recipe:  # noqa: ANN401 - our own fields
@@ -86,7 +89,7 @@ class Recipe:
         return cls(**changes)
 
     def scaled(self, budget: float) -> Recipe:
-        """The same run in a part of its epochs; rates, drops and warm-up keep their places.
+        """The same run in a part of its epochs; the drops keep their places, warm-up its length.
 
         >>> Recipe().scaled(0.1).epochs
         35

@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from featcal.core import dist
+from featcal.core.arguments import check_whole
 from featcal.core.errors import InputError
 from featcal.core.fitting import undisturbed
 from featcal.core.progress import tell
@@ -87,7 +88,8 @@ def train(
     when it is started again; on a CPU it then ends with the same weights, bit for bit.
 
     Args:
-        model: makes logits (n, k) of images (n, 3, h, w); moved to the device.
+        model: makes logits (n, k) of images (n, 3, h, w); moved to the device, and in eval mode
+            at the end.
         splits: train rows, and val rows to watch. `held_out` rows for losses that ask for them.
         loss: what to minimise.
         recipe: how.
@@ -106,7 +108,10 @@ def train(
             f"{loss!r} adapts to rows of its own: cut them from train with split(held_out=5000)"
         )
     pixels = normalisations(splits.name)[0] if normalise is None else normalise
-    with _random_numbers(recipe.seed, engine.device), engine.fastest_kernels():
+    check_whole("train", 1, watch_every=watch_every)
+    if not checkpoint_every >= 0:
+        raise InputError(f"checkpoint_every is {checkpoint_every}: give seconds, from 0 up")
+    with _random_numbers(recipe.seed, engine.device), engine.at_work():
         trainer = Trainer(model, splits, loss, recipe, engine, pixels)
         trainer.settings |= about or {}
         trainer.go_on_from(folder, checkpoint_every)
@@ -163,7 +168,8 @@ class Trainer:
         self.optimizer = optimizer_of(model, recipe)
         feed = Feed(splits.train, normalise, engine.device)
         whole = self._together()
-        self.loss = loss.to(engine.device)
+        state = {key: value.clone() for key, value in loss.state().items()}
+        self.loss = loss.restored(state).to(engine.device)  # its state is changed in place
         self.step = Step(
             whole, engine.network(whole), feed, self.loss, self.optimizer, recipe, engine.precision
         )
@@ -192,6 +198,8 @@ class Trainer:
         self.every, self.kept = every, monotonic()
         if folder is None:
             return
+        if not folder.is_dir():
+            raise InputError(f"folder {folder} does not exist: make it first, or pass None")
         self.checkpoint = Checkpoint(folder, self.settings)
         found = self.checkpoint.restore(self.model, self.optimizer)
         if found is not None:
@@ -211,6 +219,7 @@ class Trainer:
                 self._keep()
             if report is not None and dist.rank() == 0:
                 report(done)
+        self.model.eval()
         return tuple(Epoch.of_json(found) for found in self.position.history)
 
     def _epoch(self) -> Epoch:
@@ -227,7 +236,8 @@ class Trainer:
             if monotonic() - self.kept >= self.every:
                 self.position = replace(self.position, step=step + 1, total=total.item())
                 self._keep()
-        loss = total.item() / self.rows
+        # What is over when processes share the last batch is seen by none of them.
+        loss = total.item() / (self.rows - self.rows % self.recipe.batch % dist.world())
         seconds = monotonic() - started
         self._check_finite(loss, epoch)
         self._adapt()
@@ -253,7 +263,9 @@ class Trainer:
         self._same_statistics()
         if self.held_out is not None and self.loss.needs_held_out:
             found = outputs(self.model, self.held_out, self.engine.precision)
-            self.loss = self.loss.updated(*found)
+            adapted = self.loss.updated(*found).state()
+            for key, kept in self.loss.state().items():
+                kept.copy_(adapted[key])  # in place: a captured graph reads it where it lies
 
     def _same_statistics(self) -> None:
         if dist.world() > 1:
