@@ -9,7 +9,8 @@ counts, for the first one compiles; of the plain loops the steps after the first
 
 The loss curves are of several seeds. Both loops start from the same weights and see the same rows
 in the same order, so that what is left between them is rounding; how much rounding may do to a
-curve, the spread over the seeds shows.
+curve, the spread over the seeds shows. In float32 the first steps are compared one by one, before
+rounding has grown.
 """
 
 import argparse
@@ -28,12 +29,17 @@ from featcal.models import MODELS, build
 from featcal.report.rows import versions
 from featcal.train import Engine, Recipe, train
 from featcal.train.feed import Feed
+from featcal.train.finish import full_precision
 from featcal.train.plan import Plan
+from featcal.train.run import Trainer
+from featcal.train.step import set_rate
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-train.json"
 EPOCHS = 2  # of ours where no curve is wanted
-CURVES = {"wrn16x4": (5, (1, 2, 3, 4)), "resnet50": (3, (1, 2))}  # epochs and seeds of the curves
+CURVES = {"wrn16x4": (3, (1, 2, 3, 4)), "resnet50": (2, (1, 2, 3, 4))}  # their epochs and seeds
+FIRST = 20  # steps that are compared one by one
 WARM, TIMED = 10, 110  # steps of a plain loop where no curve is wanted
+WITH_CURVE = "plain bfloat16"
 PLAIN = {"plain bfloat16": torch.bfloat16, "plain float32": torch.float32}
 
 
@@ -101,11 +107,13 @@ class Plain:
 def curves_of(network, splits):
     """The losses of every epoch and seed, of our loop and of the plain ones."""
     epochs, seeds = CURVES[network]
-    found = {"featcal": [ours(network, splits, epochs, seed)[2] for seed in seeds]}
-    for name, precision in PLAIN.items():
-        loops = (Plain(network, splits, recipe_of(network, epochs, s), precision) for s in seeds)
-        found[name] = [[loop.epoch(e)[1] for e in range(epochs)] for loop in loops]
-        print(network, name, found[name], flush=True)
+    precision = PLAIN[WITH_CURVE]
+    loops = (Plain(network, splits, recipe_of(network, epochs, s), precision) for s in seeds)
+    found = {
+        "featcal": [ours(network, splits, epochs, seed)[2] for seed in seeds],
+        WITH_CURVE: [[loop.epoch(e)[1] for e in range(epochs)] for loop in loops],
+    }
+    print(network, found, flush=True)
     return {
         name: {
             "seeds": list(seeds),
@@ -115,6 +123,29 @@ def curves_of(network, splits):
         }
         for name, losses in found.items()
     }
+
+
+def first_steps(network, splits):
+    """The loss of each of the first steps in float32, plain and ours with each of its tricks."""
+    recipe = recipe_of(network, 1, 1)
+    rows = list(Plan.of(recipe, 0, len(splits.train)).to(torch.device("cuda")).steps())[:FIRST]
+    rates = [recipe.rate_at(step / 100) for step in range(FIRST)]
+    with full_precision():
+        plain = Plain(network, splits, recipe, torch.float32)
+        taken = zip(rows, rates, strict=True)
+        found = {"plain": [plain.step(*step).item() / recipe.batch for step in taken]}
+        for name, tricks in {"graph": (False, True), "compiled, graph": (True, True)}.items():
+            compiled, graph = tricks
+            engine = Engine.best("cuda", precision="float32", compiled=compiled, graph=graph)
+            model = fresh(network, len(splits.class_names), 1)
+            pixels = normalisations(splits.name)[0]
+            trainer = Trainer(model, splits, CE(), recipe, engine, pixels)
+            trainer.model.train()
+            found[name] = []
+            for step, rate in zip(rows, rates, strict=True):
+                set_rate(trainer.optimizer, rate)
+                found[name].append(trainer.take(step).item())
+    return found
 
 
 def measured(network, splits):
@@ -150,6 +181,8 @@ def main():
         written(options.output, results)
     for row in results["rows"]:
         if row["network"] in CURVES and not options.no_curves:
+            row["first_steps"] = first_steps(row["network"], splits)
+            print(json.dumps(row["first_steps"]), flush=True)
             row["curves"] = curves_of(row["network"], splits)
             written(options.output, results)
 

@@ -14,6 +14,7 @@ import json
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -111,7 +112,8 @@ def trained(run, splits):
         "test_norm": "matched",
         "rows": {part: len(getattr(splits, part)) for part in ("train", "val", "test")},
         "seconds": time.perf_counter() - started,
-        "seconds_epoch": min(epoch.seconds for epoch in history),
+        "seconds_epoch": median(epoch.seconds for epoch in history),
+        "versions": versions(),
         "features": model.feature_size,
         "classes": len(splits.class_names),
         "curve": curve,
@@ -194,7 +196,7 @@ def written(path, results):
 
 
 def name_of(run):
-    epochs = run["recipe"]["epochs"]
+    epochs = run.get("recipe", {}).get("epochs", "?")
     return f"{run['dataset']} {run['network']} {run['loss']} seed {run['seed']}, {epochs} epochs"
 
 
@@ -202,11 +204,7 @@ def merged(paths):
     """Several files as one; of a run that is in two, the later file's."""
     parts = [json.loads(path.read_text()) for path in paths]
     runs = {name_of(run): run for part in parts for run in part["runs"]}
-    layers = {
-        json.dumps([e["dataset"], e["network"], e["loss"]]): e
-        for part in parts
-        for e in part["layers"]
-    }
+    layers = {name_of(entry): entry for part in parts for entry in part["layers"]}
     return {**parts[-1], "runs": list(runs.values()), "layers": list(layers.values())}
 
 
@@ -221,7 +219,7 @@ def added(results, run, splits):
     accuracy = last["results"][0]["metrics"]["accuracy"]
     print(f"{run.name}: {last['seconds']:.0f} s, accuracy {accuracy:.4f}, ECE {ece}", flush=True)
     if (run.dataset, run.network, run.loss) == ABLATED and run.seed == 1:
-        place = {key: facts[key] for key in ("dataset", "network", "loss", "seed")}
+        place = {key: facts[key] for key in ("dataset", "network", "loss", "seed", "recipe")}
         with full_precision():
             results["layers"].append({**place, "rows": ablated(model, splits, device)})
 
@@ -260,6 +258,8 @@ def main():
     if options.merge:
         written(options.output, merged(options.merge))
         return
+    if options.data is None:
+        parser.error("--data is missing: the folder with cifar10/ and cifar100/")
     started, results, splits = time.monotonic(), opened(options.output), {}
     for run in wanted(options, results):
         if time.monotonic() - started > options.until:

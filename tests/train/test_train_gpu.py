@@ -56,6 +56,20 @@ def test_a_graph_reads_the_rate_and_the_mixing_weight_of_its_step(recipe):
         torch.testing.assert_close(replayed[key], value, rtol=1e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPE, smoothing=0.1)], ids=["", "smoothing"])
+def test_a_compiled_graph_is_the_step_too(recipe):
+    def network():
+        torch.manual_seed(0)
+        return build("wrn16x4", 4, width=1)
+
+    recipe = replace(recipe, epochs=1, warmup=0, lr=0.01)
+    eager, told = trained(network(), CE(), recipe, engine=engine(graph=False))
+    whole, again = trained(network(), CE(), recipe, engine=engine(graph=True, compiled=True))
+    assert [e.loss for e in again] == pytest.approx([e.loss for e in told], rel=1e-3)
+    for key, value in eager.items():
+        torch.testing.assert_close(whole[key], value, rtol=1e-2, atol=1e-3)
+
+
 def test_the_gpu_trains_as_the_cpu_does():
     here, _ = trained(small(), CE(), engine=Engine.best("cpu"))
     there, _ = trained(small(), CE(), engine=engine(graph=True))
