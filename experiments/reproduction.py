@@ -17,7 +17,6 @@ import torch
 from reproduction_anchors import (
     BINS,
     anchor_results,
-    entropies,
     entropy_replays,
     fitted,
     read_anchor,
@@ -30,6 +29,8 @@ from reproduction_docs import DOCS, RESULTS, ROOT, fill, sections
 
 import featcal
 from featcal import METHODS, Batch
+from featcal.analysis import ConfidentCounts, EntropyGrowth
+from featcal.core.fitting import plain
 from featcal.report import Comparison
 from featcal.report.blocks import PAPER_METHODS, after_clip
 from featcal.report.rows import versions
@@ -90,36 +91,32 @@ def whole(data, head):
     return Batch(head(features), torch.cat([part.labels for part in parts]), features)
 
 
-@torch.no_grad()
 def beside_entropy(name, pack):
     """The paper's table of entropies on a pack: groups by the unclipped logits of val."""
-    val, clip = whole(pack.split("val"), pack.head), fitted("clip", pack.split("val"), pack.head)
-    rows = []
+    clip, rows = fitted("clip", pack.split("val"), pack.head), []
     for threshold in (0.80, 0.95):
-        before = entropies(val.logits, val, threshold)
-        after = entropies(clip(val.features, pack.head), val, threshold)
-        for group, a, b in zip(("HCE", "LCE"), before, after, strict=True):
-            gain = None if a is None else b - a
-            rows.append({"label": f"{group} above {threshold:.2f}", "values": [a, b, gain]})
+        found = EntropyGrowth.of(pack.split("val"), clip, pack.head, confidence=threshold)
+        for group, values in zip(
+            ("HCE", "LCE"), zip(found.before, found.after, found.growth, strict=True), strict=True
+        ):
+            rows.append(
+                {
+                    "label": f"{group} above {threshold:.2f}",
+                    "values": plain([float(value) for value in values]),
+                }
+            )
     title = f"{name}, another network: softmax entropy on val, nats"
     columns = ["before", "after clip", "difference"]
     return {"table": "entropy", "title": title, "columns": columns, "digits": 4, "rows": rows}
 
 
-@torch.no_grad()
 def beside_counts(name, pack):
     """How many rows of test are confident, and right or wrong."""
-    test = whole(pack.split("test"), pack.head)
-    confidence, predicted = test.logits.softmax(1).max(1)
-    right = predicted == test.labels
-    rows = [
-        {
-            "label": f">{t:.2f}",
-            "values": [int(((confidence > t) & c).sum()) for c in (right, ~right)],
-        }
-        for t in CONFIDENT
-    ]
-    title = f"{name}, another network: confident rows among {len(test):,} of test"
+    test = pack.split("test")
+    found = ConfidentCounts.of(test, None, pack.head, levels=CONFIDENT).before
+    pairs = zip(CONFIDENT, found.T.tolist(), strict=True)
+    rows = [{"label": f">{t:.2f}", "values": counts} for t, counts in pairs]
+    title = f"{name}, another network: confident rows among {test.rows:,} of test"
     columns = ["Correct", "Wrong"]
     return {"table": "counts", "title": title, "columns": columns, "digits": 0, "rows": rows}
 

@@ -8,6 +8,7 @@ import torch
 
 import featcal
 from featcal import METHODS, Batch, metrics
+from featcal.analysis import EntropyGrowth
 from featcal.data.pack import sha256
 from featcal.report.blocks import PAPER_METHODS
 from featcal.report.scores import calibrated_logits
@@ -110,19 +111,10 @@ def entropy_replays(val):
     """Entropy of confident rows before clipping, at the threshold used and the one stated."""
     entries = []
     for index, row in enumerate(("HCE", "LCE")):
-        forms = {f"above {t:.2f}": entropies(val.logits, val, t)[index] for t in (0.80, 0.95)}
+        found = ((t, EntropyGrowth.of(val, None, confidence=t).before) for t in (0.80, 0.95))
+        forms = {f"above {t:.2f}": float(before[index]) for t, before in found}
         entries.append({"table": "entropy", "row": row, "column": "H_sm(X)", "forms": forms})
     return entries
-
-
-def entropies(logits, batch, threshold):
-    """Mean softmax entropy of `logits` over confident wrong and right rows; None where none is."""
-    logp = logits.double().log_softmax(1)
-    entropy = -(logp.exp() * logp).sum(1)
-    confidence, predicted = batch.logits.softmax(1).max(1)
-    sure, right = confidence > threshold, predicted == batch.labels
-    groups = (entropy[sure & chosen] for chosen in (~right, right))
-    return [float(group.mean()) if len(group) else None for group in groups]
 
 
 def as_temperature(batch, calibrator):

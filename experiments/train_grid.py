@@ -19,6 +19,7 @@ from statistics import median
 import torch
 
 import featcal
+from featcal.analysis import LayerAblation
 from featcal.datasets import load_images, normalisations, split
 from featcal.losses import parse_loss
 from featcal.models import build
@@ -44,12 +45,7 @@ AGAINST = (None, 0, 0, 2)
 WITH_INTERVALS = ("accuracy", "ece", "adaptive_ece", "nll", "brier")
 BINS, RESAMPLES, SEED = 15, 1000, 0
 # Where the paper's table clips, by the names it has for the places.
-LAYERS = {
-    "last layer": ("logit_clip", None),
-    "penultimate": ("clip", None),
-    "antepenultimate": ("clip", "layer3"),
-    "pre-antepenultimate": ("clip", "layer2"),
-}
+LAYERS = {"antepenultimate": "layer3", "pre-antepenultimate": "layer2"}
 ABLATED = ("cifar10", "resnet50", "ce")
 
 
@@ -154,23 +150,8 @@ def told(row):
 
 def ablated(model, splits, device):
     """The clip at other places of the network, what comes behind it computed again."""
-    val, test = parts_of(splits, device)
-    rows = [{"label": "no clipping", "layer": None, "threshold": None, **scores(model, test)}]
-    for label, (recipe, layer) in LAYERS.items():
-        clip = featcal.parse(recipe)
-        calibrated = featcal.calibrate(model, val, clip, layer=layer)
-        threshold = clip.report.as_json()["steps"][0]["threshold"]
-        place = layer or ("logits" if recipe == "logit_clip" else "features")
-        rows.append(
-            {"label": label, "layer": place, "threshold": threshold, **scores(calibrated, test)}
-        )
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def scores(model, test):
-    found = featcal.evaluate(featcal.collect(model, test)).as_json()["metrics"]
-    return {"metrics": {name: found[name] for name in ("accuracy", "ece", "nll", "brier")}}
+    with full_precision():
+        return LayerAblation.of(model, *parts_of(splits, device), LAYERS).as_json()["rows"]
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -220,8 +201,7 @@ def added(results, run, splits):
     print(f"{run.name}: {last['seconds']:.0f} s, accuracy {accuracy:.4f}, ECE {ece}", flush=True)
     if (run.dataset, run.network, run.loss) == ABLATED and run.seed == 1:
         place = {key: facts[key] for key in ("dataset", "network", "loss", "seed", "recipe")}
-        with full_precision():
-            results["layers"].append({**place, "rows": ablated(model, splits, device)})
+        results["layers"].append({**place, "rows": ablated(model, splits, device)})
 
 
 def wanted(options, results):

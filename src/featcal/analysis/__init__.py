@@ -1,0 +1,36 @@
+"""What features and predictions look like: who is wrong with high confidence, and what a clip does.
+
+Every analysis is a frozen dataclass: `Thing.of(...)` computes the numbers, `as_json()` tells them,
+`plot()` draws them. Data is what `featcal.evaluate` takes: a Batch, a list of batches, a split of a
+pack; it is read in chunks, in one process. Nothing is fitted on test. Not imported by
+`import featcal`.
+"""
+
+from featcal.analysis.bands import BandedDiagram
+from featcal.analysis.base import Analysis
+from featcal.analysis.changed import ChangedPredictions
+from featcal.analysis.classes import GroupCalibration
+from featcal.analysis.counts import ConfidentCounts
+from featcal.analysis.entropy import EntropyGrowth
+from featcal.analysis.groups import Groups
+from featcal.analysis.layers import LayerAblation, LayerRow
+from featcal.analysis.pairs import BeforeAfter
+from featcal.analysis.sweep import ClipSweep
+from featcal.analysis.units import UnitMeans
+from featcal.analysis.values import FeatureValues
+
+__all__ = [
+    "Analysis",
+    "BandedDiagram",
+    "BeforeAfter",
+    "ChangedPredictions",
+    "ClipSweep",
+    "ConfidentCounts",
+    "EntropyGrowth",
+    "FeatureValues",
+    "GroupCalibration",
+    "Groups",
+    "LayerAblation",
+    "LayerRow",
+    "UnitMeans",
+]

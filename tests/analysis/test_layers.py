@@ -1,0 +1,72 @@
+"""The clip at other layers of a model, against doing it by hand."""
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import featcal
+from featcal.analysis import LayerAblation
+from featcal.core.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def scene():
+    torch.manual_seed(0)
+    first, second = (
+        nn.Sequential(nn.Linear(6, 16), nn.ReLU()),
+        nn.Sequential(nn.Linear(16, 12), nn.ReLU()),
+    )
+    model = nn.Sequential()
+    for name, part in (("first", first), ("second", second), ("fc", nn.Linear(12, 3))):
+        model.add_module(name, part)
+    with torch.no_grad():
+        model.fc.weight *= 6
+        x = 2 * torch.randn(600, 6)
+        y = (model(x) / 3 + 1.5 * torch.randn(600, 3)).argmax(1)
+    return model, [(x[:300], y[:300])], [(x[300:], y[300:])]
+
+
+def test_rows_are_those_of_calibrate(scene):
+    model, val, test = scene
+    found = LayerAblation.of(model, val, test, {"early": "first"})
+    assert [row.layer for row in found.rows] == [None, "logits", "features", "first"]
+    assert [row.label for row in found.rows][-1] == "early"
+    for row, (recipe, layer) in zip(
+        found.rows[1:], [("logit_clip", None), ("clip", None), ("clip", "first")], strict=True
+    ):
+        clip = featcal.parse(recipe)
+        calibrated = featcal.calibrate(model, val, clip, layer=layer)
+        scores = featcal.evaluate(featcal.collect(calibrated, test)).metrics
+        assert row.threshold == float(clip.threshold)
+        assert row.metrics == {name: scores[name] for name in ("accuracy", "ece", "nll", "brier")}
+    baseline = featcal.evaluate(featcal.collect(model, test)).metrics
+    assert found.rows[0].metrics["ece"] == baseline["ece"]
+    assert math.isinf(found.rows[0].threshold)
+
+
+def test_the_model_is_left_as_it_was(scene):
+    model, val, test = scene
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    LayerAblation.of(model, val, test, ["first"])
+    after = model.state_dict()
+    assert list(before) == list(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_the_json_and_the_picture(scene):
+    found = LayerAblation.of(*scene, ["second"]).plot()
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["rows"][0]["threshold"] is None
+    assert set(told["rows"][0]) == {"label", "layer", "threshold", "metrics"}
+    widths = [bar.get_width() for bar in found.axes.patches]
+    assert widths == pytest.approx([100 * row.metrics["ece"] for row in found.rows])
+
+
+def test_layers_are_checked(scene):
+    with pytest.raises(InputError, match=r"layers is the text 'first': pass a list of paths"):
+        LayerAblation.of(*scene, "first")
+    with pytest.raises(InputError, match="nowhere"):
+        LayerAblation.of(*scene, ["nowhere"])

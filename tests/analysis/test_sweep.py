@@ -1,0 +1,224 @@
+"""The sweep of thresholds: every number against the methods and metrics themselves."""
+
+import json
+import math
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from featcal import Batch, evaluate, parse
+from featcal.analysis import ClipSweep, EntropyGrowth, sweep_passes
+from featcal.core.errors import InputError
+from featcal.methods.temperature import Temperature
+
+BRIER = "temperature(criterion='brier')"
+
+
+@pytest.fixture(scope="module")
+def sweep(net):
+    return ClipSweep.of(net.val, net.test, net.head, points=12, confidence=0.8)
+
+
+@pytest.fixture(scope="module")
+def warm(net):
+    return ClipSweep.of(net.val, net.test, net.head, then="temperature", points=8, confidence=0.8)
+
+
+def at(c):
+    return parse("clip").assign(threshold=c)
+
+
+def agree(split, data, net, place, calibrator):
+    scores = evaluate(data, calibrator, net.head)
+    for name in ("ece", "nll", "accuracy", "confidence"):
+        assert float(getattr(split, name)[place]) == pytest.approx(scores.metrics[name], rel=1e-6)
+    np.testing.assert_allclose(split.bins(place).count, scores.bins.count)
+    np.testing.assert_allclose(split.bins(place).confidence, scores.bins.confidence, rtol=1e-6)
+    np.testing.assert_allclose(split.bins(place).correct, scores.bins.correct)
+    grown = EntropyGrowth.of(data, calibrator, net.head, confidence=0.8)
+    np.testing.assert_allclose(split.entropy[place], grown.after, rtol=1e-5)
+    assert split.groups == grown.groups.sizes
+
+
+def test_every_threshold_is_scored_as_a_clip_would_be(net, sweep):
+    for place, c in enumerate(sweep.thresholds.tolist()):
+        agree(sweep.val, net.val, net, place, at(c))
+        agree(sweep.test, net.test, net, place, at(c))
+
+
+def test_a_tail_is_refitted_on_val_for_every_threshold(net, warm):
+    for place, c in enumerate(warm.thresholds.tolist()):
+        clipped = Batch(at(c)(net.val.features, net.head), net.val.labels)
+        tail = Temperature().fit(clipped)
+        assert warm.values[place]["temperature"] == pytest.approx(float(tail.temperature), rel=1e-4)
+        agree(warm.test, net.test, net, place, at(c) | tail)
+        agree(warm.val, net.val, net, place, at(c) | tail)
+    assert warm.recipe == "clip | temperature"
+
+
+def test_several_tails_share_one_grid_and_are_what_each_is_alone(net):
+    plan = {"confidence": 0.8, "fitted": [0.9, 1.1], "points": 8}
+    both = ClipSweep.several(net.val, net.test, net.head, thens=[None, BRIER], **plan)
+    assert [one.recipe for one in both] == ["clip", f"clip | {BRIER}"]
+    assert [float(one.thresholds[one.fitted]) for one in both] == pytest.approx([0.9, 1.1])
+    for then, one in zip((None, BRIER), both, strict=True):
+        grid = one.thresholds.tolist()
+        alone = ClipSweep.of(
+            net.val, net.test, net.head, then=then, thresholds=grid, fitted=grid[one.fitted],
+            confidence=0.8,
+        )  # fmt: skip
+        assert torch.equal(alone.test.sums, one.test.sums)
+        assert torch.equal(alone.val.nll, one.val.nll)
+        assert alone.best == one.best
+        assert alone.values == one.values
+    with pytest.raises(InputError, match="fitted has 1 entries for 2 recipes"):
+        ClipSweep.several(net.val, net.test, net.head, fitted=[1.0])
+    with pytest.raises(InputError, match="thens is 'temperature': pass a list"):
+        ClipSweep.several(net.val, net.test, net.head, thens="temperature")
+
+
+def test_the_last_threshold_clips_nothing(net, sweep):
+    assert math.isinf(float(sweep.thresholds[-1]))
+    agree(sweep.test, net.test, net, -1, None)
+
+
+def test_the_fitted_threshold_is_among_them_and_is_that_of_a_fit(net, sweep):
+    fitted = float(sweep.thresholds[sweep.fitted])
+    assert fitted == float(net.clip.threshold)
+    assert len(sweep.thresholds) == 12
+    joint = parse("clip | temperature").fit(net.val, net.head)
+    found = ClipSweep.of(net.val, net.test, net.head, then="temperature", points=5)
+    assert float(found.thresholds[found.fitted]) == float(joint.steps[0].threshold)
+    known = float(joint.steps[0].threshold)
+    told = ClipSweep.of(net.val, net.test, net.head, then="temperature", points=5, fitted=known)
+    assert torch.equal(told.thresholds, found.thresholds)
+
+
+def test_the_best_threshold_is_chosen_on_val_alone(net, sweep):
+    assert sweep.best == int(sweep.val.nll.argmin()) == sweep.fitted
+    # With other rows as test nothing that is chosen moves.
+    shuffled = Batch(None, net.test.labels.flip(0), net.test.features)
+    other = ClipSweep.of(net.val, shuffled, net.head, points=12, confidence=0.8)
+    assert torch.equal(other.thresholds, sweep.thresholds)
+    assert (other.best, other.fitted) == (sweep.best, sweep.fitted)
+    assert not torch.equal(other.test.nll, sweep.test.nll)
+
+
+def test_the_criterion_may_be_ece(net):
+    found = ClipSweep.of(net.val, net.test, net.head, points=12, criterion="ece")
+    assert float(found.val.ece[found.best]) == float(found.val.ece.min())
+
+
+def test_no_clipping_wins_where_no_threshold_helps(net):
+    """A network that is always right cannot be too sure."""
+    right = Batch(net.val.logits, net.val.logits.argmax(1), net.val.features)
+    found = ClipSweep.of(right, net.test, net.head, thresholds=[0.1, 0.2], fitted=math.inf)
+    assert found.best == found.fitted == len(found.thresholds) - 1
+    found.plot()
+    found.plot_trade()
+
+
+def test_given_thresholds_are_sorted_and_completed(net):
+    found = ClipSweep.of(net.val, net.test, net.head, thresholds=[2.0, 0.5, 2.0], fitted=1.0)
+    assert found.thresholds.tolist() == [0.5, 1.0, 2.0, math.inf]
+    assert found.fitted == 1
+
+
+@given(st.integers(1, 400))
+@settings(max_examples=10, deadline=None)
+def test_parts_equal_the_whole(net, sweep, size):
+    parts = (net.pieces(net.val, size), net.pieces(net.test, size))
+    fitted = float(sweep.thresholds[sweep.fitted])
+    streamed = ClipSweep.of(*parts, net.head, points=12, confidence=0.8, fitted=fitted)
+    np.testing.assert_allclose(streamed.thresholds, sweep.thresholds)
+    np.testing.assert_allclose(streamed.test.nll, sweep.test.nll, rtol=1e-5)
+    np.testing.assert_allclose(streamed.val.ece, sweep.val.ece, atol=1e-5)
+
+
+@pytest.mark.parametrize("then", [None, "temperature"])
+def test_little_memory_gives_the_same_numbers(net, sweep, warm, then):
+    wanted, points = (warm, 8) if then else (sweep, 12)
+    small = {"BLOCK": 24 * 50, "PART": 5 * 12 * 100, "KEEP": 600 * 5 * 3}
+    with mock.patch.multiple(sweep_passes, **small):
+        found = ClipSweep.of(net.val, net.test, net.head, then=then, points=points, confidence=0.8)
+    np.testing.assert_allclose(found.test.nll, wanted.test.nll, rtol=1e-6)
+    np.testing.assert_allclose(found.val.nll, wanted.val.nll, rtol=1e-6)
+    np.testing.assert_array_equal(found.test.sums[:, 0], wanted.test.sums[:, 0])
+
+
+def test_a_head_that_gives_back_its_input():
+    """Blocks share one buffer, which such a head returns as its logits."""
+    draw = torch.Generator().manual_seed(1)
+    features = 3 * torch.randn(300, 4, generator=draw)
+    batch = Batch(None, features.argmax(1), features)
+    with mock.patch.object(sweep_passes, "BLOCK", 4 * 32):
+        found = ClipSweep.of(batch, batch, nn.Identity(), thresholds=[0.5, 1.0], fitted=2.0)
+    for place, c in enumerate((0.5, 1.0, 2.0)):
+        nll = nn.functional.cross_entropy(features.clamp(-c, c), batch.labels)
+        assert float(found.test.nll[place]) == pytest.approx(float(nll), rel=1e-6)
+
+
+def test_features_that_are_all_zero(net):
+    flat = Batch(None, net.val.labels, torch.zeros_like(net.val.features))
+    found = ClipSweep.of(flat, flat, net.head)
+    assert found.thresholds.tolist() == [math.inf]
+    assert found.best == found.fitted == 0
+
+
+def test_the_json_is_compact_and_whole(warm):
+    text = json.dumps(warm.as_json(), allow_nan=False)
+    told = json.loads(text)
+    assert told["thresholds"][-1] is None
+    assert len(text) < 1000 * len(warm.thresholds)
+    bins = told["test"]["bins"]
+    for place in range(len(warm.thresholds)):
+        gaps = [
+            abs(a - b)
+            for a, b in zip(bins["confidence"][place], bins["correct"][place], strict=True)
+        ]
+        assert sum(gaps) / told["test"]["rows"] == pytest.approx(
+            told["test"]["ece"][place], abs=1e-6
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"then": "clip"}, "then is 'clip', which needs features"),
+        ({"then": "group"}, "needs features"),
+        ({"thresholds": [0.0]}, "every threshold must be above 0"),
+        ({"fitted": -1.0}, "every threshold must be above 0"),
+        ({"points": 2}, "points is 2"),
+        ({"criterion": "brier"}, "criterion is 'brier'"),
+        ({"bins": 0}, "bins is 0"),
+    ],
+)
+def test_arguments_are_checked(net, options, text):
+    with pytest.raises(InputError, match=text):
+        ClipSweep.of(net.val, net.test, net.head, **options)
+
+
+def test_logits_alone_and_no_head_are_refused(net):
+    logits = Batch(net.val.logits, net.val.labels)
+    with pytest.raises(InputError, match=r"a sweep of thresholds needs features.*collect"):
+        ClipSweep.of(logits, logits, net.head)
+    with pytest.raises(InputError, match="head is None"):
+        ClipSweep.of(net.val, net.test, None)
+
+
+def test_the_panels_show_the_numbers(sweep):
+    axes = sweep.plot().axes
+    finite = sweep.thresholds[:-1]
+    for ax, name, scale in zip(axes, ("ece", "nll", "accuracy"), (100, 1, 100), strict=False):
+        curves = [line for line in ax.lines if len(line.get_xdata()) == len(finite)]
+        for line, split in zip(curves, (sweep.val, sweep.test), strict=True):
+            np.testing.assert_allclose(line.get_ydata(), scale * getattr(split, name)[:-1])
+    words = [text.get_text() for text in axes[0].get_legend().get_texts()]
+    assert words[-1] == "lowest NLL on val"
+    star = sweep.plot_trade().axes.collections[1].get_offsets()[0]
+    np.testing.assert_allclose(star, [100 * sweep.test.accuracy[-1], 100 * sweep.test.ece[-1]])
