@@ -290,13 +290,16 @@ def test_demo(tmp_path):
     said = done("demo", "--out", tmp_path / "new" / "out").out
     for word in ("none", "temperature", "clip | temperature", "before", "after"):
         assert word in said
-    pictures = sorted((tmp_path / "new" / "out").iterdir())
+    *pictures, page = sorted((tmp_path / "new" / "out").iterdir())
     assert [path.suffix for path in pictures] == [".png", ".svg"]
     assert all(str(path) in said for path in pictures)
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
+    assert said.splitlines()[-1] == f"Report, for a browser: {page}"
+    assert page.read_text().startswith("<!doctype html>")
     again = done("demo", "--out", tmp_path / "new" / "out", "--json").json
     assert len(again["rows"]) == 4
     assert sorted(again["pictures"]) == [str(path) for path in pictures]
+    assert again["report"] == str(page)
     raw, best = (again["rows"][at]["metrics"] for at in (0, 3))
     assert best["ece"] < raw["ece"] / 4
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import featcal
-from featcal import Batch, metrics
+from featcal import metrics
 from featcal.data.pack import sha256
 from featcal.report.blocks import PAPER_METHODS, PAPER_RECIPES
 from featcal.report.paper import paper_table
@@ -130,15 +130,6 @@ def test_a_fit_on_test_says_so(experiment, network, tmp_path):
     honest = featcal.evaluate(test, both, pack.head).metrics
     assert found["on_val"]["nll"] == pytest.approx(honest["nll"])
     assert found["on_test"]["nll"] <= honest["nll"] + 1e-6
-
-
-def test_entropies_by_hand(experiment):
-    logits = torch.tensor([[4.0, 0.0], [4.0, 0.0], [0.1, 0.0]])
-    batch = Batch(logits, torch.tensor([0, 1, 0]))
-    p = float(torch.sigmoid(torch.tensor(4.0, dtype=torch.float64)))
-    entropy = -p * np.log(p) - (1 - p) * np.log(1 - p)
-    assert experiment.entropies(logits, batch, 0.8) == pytest.approx([entropy, entropy])
-    assert experiment.entropies(logits, batch, 0.999) == [None, None]
 
 
 def test_the_recipes_are_those_of_compare_paper():

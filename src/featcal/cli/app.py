@@ -15,9 +15,11 @@ from featcal.cli.collect import collect
 from featcal.cli.commands import INTERRUPTED, evaluate, fit, predict
 from featcal.cli.compare import compare
 from featcal.cli.demo import demo
+from featcal.cli.explore import explore
 from featcal.cli.export import export
 from featcal.cli.packs import pack
 from featcal.cli.paper import paper
+from featcal.cli.report import report
 from featcal.cli.train import train
 from featcal.core.errors import InputError
 from featcal.version import __version__
@@ -36,7 +38,9 @@ def group() -> None:
     """
 
 
-for command in (demo, train, collect, fit, evaluate, compare, predict, export, pack, paper):
+MAKING = (demo, train, collect, fit, predict, export, pack)
+LOOKING = (evaluate, compare, report, explore, paper)
+for command in (*MAKING, *LOOKING):
     group.add_command(command)
 
 

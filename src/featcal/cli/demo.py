@@ -1,4 +1,4 @@
-"""The demo: the shipped network before and after, in a table and in pictures."""
+"""The demo: the shipped network before and after, in a table, in pictures and on a page."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 import click
 
 from featcal.cli import tables
+from featcal.cli.bar import progress_bar
 from featcal.cli.commands import JSON, print_json
 from featcal.cli.compare import compare_pack, print_comparison
 from featcal.cli.compare_request import Request
+from featcal.core.disk import new_file
 from featcal.data import Pack
 from featcal.data.demo import demo_pack
 from featcal.report.blocks import Block
@@ -24,7 +26,7 @@ from featcal.report.rows import Comparison
     default=Path("featcal-demo"),
     show_default=True,
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the pictures; made if it does not exist.",
+    help="Folder for the pictures and the page; made if it does not exist.",
 )
 @JSON
 def demo(out: Path, as_json: bool) -> None:
@@ -35,11 +37,25 @@ def demo(out: Path, as_json: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
     diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in found]
     pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
+    page = _page(pack, out / "report.html")
     if as_json:
         body = [row.as_json() for row in found]
-        print_json({"rows": body, "pictures": [str(path) for path in pictures]})
+        files = {"pictures": [str(path) for path in pictures], "report": str(page)}
+        print_json({"rows": body, **files})
         return
     _print_demo(pack, found, request.blocks(found), pictures)
+    tables.say(f"Report, for a browser: {page}")
+
+
+def _page(pack: Pack, path: Path) -> Path:
+    """The page of `featcal report` about the same network."""
+    from featcal.page import Content, render  # jinja2 and plotly, for this alone
+
+    with progress_bar():
+        content = Content.of(pack, command="featcal demo")
+    with new_file(path, overwrite=True) as temporary:
+        temporary.write_text(render(content), encoding="utf-8")
+    return path
 
 
 def _print_demo(pack: Pack, found: Comparison, blocks: list[Block], pictures: list[Path]) -> None:

@@ -1,0 +1,72 @@
+"""Which recipe is the best by a metric, and from which others it cannot be told apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import final
+
+from featcal.report.columns import COLUMNS
+from featcal.report.intervals import ROUNDING, Difference
+from featcal.report.rows import Comparison
+
+
+@final
+@dataclass(frozen=True)
+class Contest:
+    """The outcome by one metric.
+
+    Attributes:
+        best: the place of the row with the best value.
+        alike: places of the rows that have its value on every resample, its own among them: a
+            pipeline whose first step does nothing is the same as the rest of it.
+        tied: places of all rows whose paired difference from it may be chance, those among them.
+    """
+
+    best: int
+    alike: tuple[int, ...]
+    tied: tuple[int, ...]
+
+    @property
+    def clear(self) -> bool:
+        """Whether the intervals say that nothing else is as good."""
+        return self.tied == self.alike
+
+
+def contest(
+    comparison: Comparison, metric: str, among: tuple[int, ...] | None = None
+) -> Contest | None:
+    """The best rows by a metric; None where there is nothing to choose from.
+
+    Args:
+        comparison: the rows.
+        metric: one of which more or less is better.
+        among: the places of the rows that take part; None for all.
+    """
+    places = tuple(range(len(comparison))) if among is None else among
+    column = COLUMNS[metric]
+    if not places or column.better == 0:
+        return None
+    best = max(places, key=lambda place: column.merit(comparison[place].scores.metrics[metric]))
+    found = {place: paired(comparison, place, best, metric) for place in places}
+    alike = tuple(place for place in places if place == best or _same(found[place]))
+    tied = tuple(place for place in places if place in alike or found[place].verdict != "worse")
+    return Contest(best, alike, tied)
+
+
+def paired(comparison: Comparison, index: int, other: int, metric: str) -> Difference:
+    """Row `index` against any other row, by the resamples both were scored on."""
+    against = replace(comparison, against=tuple(other for _ in comparison.rows))
+    found = against.difference(index, metric)
+    assert found is not None
+    return found
+
+
+def same(comparison: Comparison, index: int, other: int, metric: str) -> bool:
+    """Whether two rows are one under two names, as far as a metric can tell."""
+    return index == other or _same(paired(comparison, index, other, metric))
+
+
+def _same(found: Difference) -> bool:
+    """Whether two rows never differ by more than rounding; without resamples nobody knows."""
+    ends = (found.delta, found.interval.low, found.interval.high)
+    return all(abs(end) <= ROUNDING for end in ends)

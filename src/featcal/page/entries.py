@@ -1,0 +1,225 @@
+"""Everything the page shows of one recipe, and how it is computed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from featcal.analysis import (
+    BandedDiagram,
+    ChangedPredictions,
+    ClipSweep,
+    ConfidentCounts,
+    EntropyGrowth,
+    GroupCalibration,
+    Groups,
+)
+from featcal.analysis.reading import reading
+from featcal.core.batch import Head
+from featcal.core.calibrator import Calibrator
+from featcal.core.errors import CalibrationWarning, InputError
+from featcal.core.threads import calm
+from featcal.data import Pack, PackSplit
+from featcal.methods.clip import FeatureClip
+from featcal.metrics.predictions import top_label
+from featcal.page.phrases import in_words
+from featcal.report.fitted import fitted_text
+from featcal.report.resample import Resamples
+from featcal.report.rows import Row
+
+SURE = 0.8  # the paper's level of a confident answer, in its entropy table and histograms
+LARGE = 2**27  # features of all rows: half a gigabyte
+BANDS = 400  # resamples behind a band; a band is drawn some pixels wide
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """The rows a page is about: what is fitted on, what is scored.
+
+    Attributes:
+        pack: on disk.
+        fit: the split that is fitted on.
+        test: the split that is scored.
+        head: the classifier's last layer, None where logits are stored alone.
+        groups: the confident rows of the scored split.
+        bins: of the diagrams.
+        drawn: resamples of the scored rows, behind the bands.
+    """
+
+    pack: Pack
+    fit: PackSplit
+    test: PackSplit
+    head: Head | None
+    groups: Groups
+    bins: int
+    drawn: Resamples
+
+    @classmethod
+    def of(cls, pack: Pack, fit: str, test: str, *, bins: int, seed: int) -> Scene:
+        """Looks at all rows of the scored split once."""
+        scored, head = pack.split(test), pack.head
+        groups = Groups.of_data(scored, head, SURE)
+        drawn = Resamples.draw(len(groups), BANDS, seed)
+        return cls(pack, pack.split(fit), scored, head, groups, bins, drawn)
+
+    def calmly(self) -> AbstractContextManager[None]:
+        """One thread for a block, unless the rows are so many that more would help.
+
+        A page is thousands of small products and sums: where others use the machine too, threads
+        would wait for each other most of the time.
+        """
+        width = self.pack.manifest.features or self.pack.manifest.classes
+        return calm((self.fit.rows + self.test.rows) * width, LARGE)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether recipes that work on features can be fitted."""
+        return self.head is not None and self.pack.manifest.features is not None
+
+    @property
+    def class_names(self) -> Sequence[str] | None:
+        """Of the pack, where it has them."""
+        return self.pack.manifest.class_names
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One recipe on the scored rows.
+
+    Attributes:
+        row: what was fitted and how it scores.
+        file: where it was read from, "" where it was fitted for the page.
+        diagram: its reliability, with bands.
+        counts: confident answers before and after.
+        entropy: of confident wrong and right rows, before and after.
+        changed: predictions that became others.
+    """
+
+    row: Row
+    file: str
+    diagram: BandedDiagram
+    counts: ConfidentCounts
+    entropy: EntropyGrowth
+    changed: ChangedPredictions
+
+    @classmethod
+    def of(cls, scene: Scene, row: Row, file: str = "") -> Entry:
+        """Looks at the scored rows through a fitted recipe."""
+        of = scene.test, row.calibrator, scene.head
+        sure, right = _top(scene, row.calibrator)
+        look = {"bins": scene.bins, "title": row.recipe}
+        return cls(
+            row,
+            file,
+            BandedDiagram.of_pairs(sure, right, scene.drawn, **look),  # type: ignore[arg-type]
+            ConfidentCounts.of(*of),
+            EntropyGrowth.of(*of, groups=scene.groups),
+            ChangedPredictions.of(*of),
+        )
+
+    @property
+    def recipe(self) -> str:
+        """Its text."""
+        return self.row.recipe
+
+    @property
+    def fitted(self) -> str:
+        """The fitted values in a few characters."""
+        return fitted_text(self.row.reports)
+
+    def as_json(self) -> dict[str, Any]:
+        """The numbers of a row of `featcal compare --json`, and the analyses beside them."""
+        return {
+            **self.row.as_json(),
+            "in_words": in_words(self.recipe),
+            "file": self.file or None,
+            "fitted": self.fitted,
+            "diagram": self.diagram.as_json(),
+            "counts": self.counts.as_json(),
+            "entropy": self.entropy.as_json(),
+            "changed": self.changed.as_json(),
+        }
+
+
+def check_train(calibrator: Calibrator) -> None:
+    """Refuses a recipe that measures distance to training rows, which a page is not given."""
+    if calibrator.needs_train:
+        raise InputError(
+            f"{calibrator!r} measures distance to rows the network was trained on, and a page is "
+            "not given any: score it with featcal compare --train-split, or fit it beforehand"
+        )
+
+
+def classes_of(scene: Scene, row: Row) -> GroupCalibration:
+    """Calibration by predicted class."""
+    names, calibrator = scene.class_names, row.calibrator
+    return GroupCalibration.of(scene.test, calibrator, scene.head, names=names, bins=scene.bins)
+
+
+def sweeps_of(scene: Scene, calibrators: Sequence[Calibrator | None]) -> tuple[ClipSweep, ...]:
+    """What every threshold would do: for clip alone, with temperature, and for each tail given.
+
+    Args:
+        scene: the rows.
+        calibrators: fitted; those that begin with a clip tell where it ended, and what comes after.
+    """
+    if not scene.has_features:
+        return ()
+    known: dict[str | None, float] = {}
+    for found in filter(None, map(clip_and_tail, calibrators)):
+        known.setdefault(*found)
+    # Step by step a clip is fitted for itself, so that one threshold serves for every tail.
+    own = known[None] if None in known else _fitted_clip(scene)
+    return sweep(scene, {None: own, "temperature": own, **known})
+
+
+def _fitted_clip(scene: Scene) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        return float(FeatureClip().fit(scene.fit, scene.head).threshold)
+
+
+def clip_and_tail(calibrator: Calibrator | None) -> tuple[str | None, float] | None:
+    """The text after a leading clip, and its threshold; None where a sweep makes no sense."""
+    steps = [] if calibrator is None else calibrator.steps_in_order()
+    if not steps or not isinstance(steps[0], FeatureClip) or any(map(_dear, steps[1:])):
+        return None
+    return " | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold)
+
+
+def sweep(scene: Scene, thresholds: Mapping[str | None, float]) -> tuple[ClipSweep, ...]:
+    """The sweeps of clip with several tails, by the threshold a fit has found for each."""
+    head = scene.head
+    assert head is not None
+    return ClipSweep.several(
+        scene.fit,
+        scene.test,
+        head,
+        thens=list(thresholds),
+        fitted=list(thresholds.values()),
+        confidence=SURE,
+        bins=scene.bins,
+    )
+
+
+def _dear(step: Calibrator) -> bool:
+    """Whether a step cannot be refitted from logits, or not sixty times."""
+    return step.needs_features or step.needs_train or step.quick is not None
+
+
+def _top(scene: Scene, calibrator: Calibrator | None) -> tuple[Tensor, Tensor]:
+    """The confidence of every scored row, and whether its prediction is right."""
+    with reading(scene.test, scene.head, calibrator) as rows:
+        tops = [
+            top_label(logits=logits, labels=batch.labels)
+            for batch, _, logits in rows.both(calibrator)
+        ]
+    return torch.cat([top.confidence for top in tops]), torch.cat([top.correct for top in tops])

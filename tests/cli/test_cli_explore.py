@@ -1,0 +1,53 @@
+"""featcal explore: a page of this machine, until Ctrl-C."""
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from cli_cases import refused
+
+WAIT = 60  # seconds, for a process to begin and to end
+
+
+@pytest.fixture
+def running(pack):
+    command = [sys.executable, "-m", "featcal", "explore", str(pack), "--no-browser"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def posted(address, recipe):
+    body = json.dumps({"recipe": recipe}).encode()
+    request = urllib.request.Request(f"{address}recipe", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=WAIT) as answer:
+        return json.load(answer)
+
+
+def test_the_page_is_served_computes_and_ends_with_ctrl_c(running, pack):
+    line = running.stdout.readline()
+    assert line.startswith(f"{pack} is at http://127.0.0.1:")
+    address = line.split()[3].rstrip(";")
+    with urllib.request.urlopen(address, timeout=WAIT) as answer:
+        page = answer.read().decode()
+    assert 'id="recipe-form"' in page
+    found = posted(address, "vector")
+    assert found["entry"]["recipe"] == "vector"
+    with pytest.raises(urllib.error.HTTPError) as refusal:
+        posted(address, "vectr")
+    assert "did you mean vector?" in json.load(refusal.value)["error"]
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=WAIT)
+    assert (running.returncode, out, err) == (0, "Stopped.\n", "")
+
+
+def test_what_is_wrong_is_said_before_anything_is_computed(pack, tmp_path):
+    assert "does not exist" in refused("explore", tmp_path / "none")
+    assert "split" in refused("explore", pack, "--split", "other")
+    assert "both 'val'" in refused("explore", pack, "--split", "val")
+    assert "65536" in refused("explore", pack, "--port", 65536)

@@ -1,0 +1,79 @@
+import shutil
+
+import pytest
+
+from featcal import Batch, write_pack
+from featcal.page import Content, render
+
+EVIL = "</script><b>bold</b>"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--disable-background-networking", "--hide-scrollbars", "--window-size=1200,900"),
+)
+
+
+def made_pack(folder, made, *, features=True, rows=(600, 900), **kind):
+    """An overconfident network on disk, with a class that is called like HTML."""
+    fit, test = rows
+    known = made(fit + test, **kind)
+
+    def part(chosen):
+        own = known.features[chosen] if features else None
+        return Batch(None if features else known.logits[chosen], known.labels[chosen], own)
+
+    names = ["cat", EVIL, 'dog "x"', "d&d", "é"]
+    return write_pack(
+        folder / "pack",
+        {"val": part(slice(fit)), "test": part(slice(fit, None))},
+        head=known.head if features else None,
+        dataset="made <data>",
+        model="net",
+        class_names=names,
+    )
+
+
+@pytest.fixture(scope="session")
+def evil():
+    """The name of a class that would end a script."""
+    return EVIL
+
+
+@pytest.fixture(scope="session")
+def pack(tmp_path_factory, made):
+    return made_pack(tmp_path_factory.mktemp("page"), made)
+
+
+@pytest.fixture(scope="session")
+def logits_pack(tmp_path_factory, made):
+    return made_pack(tmp_path_factory.mktemp("logits"), made, features=False)
+
+
+@pytest.fixture(scope="session")
+def content(pack):
+    return Content.of(pack, resamples=200)
+
+
+@pytest.fixture(scope="session")
+def page(content):
+    return render(content)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium that logs what it says and what it asks for."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium, driver = (
+        next(filter(None, map(shutil.which, BROWSERS)), None),
+        shutil.which("chromedriver"),
+    )
+    if chromium is None or driver is None:
+        pytest.skip("chromium or chromedriver is missing: apt install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()

@@ -1,0 +1,19 @@
+"""Numbers and names as sentences have them."""
+
+from featcal.page.phrases import about, between, in_words, listed, points, rows
+from featcal.report.intervals import UNKNOWN, Interval
+
+
+def test_numbers_and_names():
+    assert (rows(1), rows(2000)) == ("1 row", "2,000 rows")
+    assert about(0.9999) == "99.9 %"
+    assert about(0.00001) == "0.1 %"
+    assert about(1.0) == "100 %"
+    assert points(0.0043) == "0.43 points"
+    assert between(UNKNOWN) == ""
+    assert between(Interval(-0.001, 0.004), signed=True) == " (95 % interval -0.10 to +0.40)"
+    assert listed(["a"]) == "a"
+    assert in_words("clip | temperature from cal.safetensors") == (
+        "feature clipping, then temperature scaling from cal.safetensors"
+    )
+    assert in_words("spline(knots=6)") == "spline(knots=6)"
