@@ -1,9 +1,13 @@
 """featcal explore: a page of this machine, until Ctrl-C."""
 
+import contextlib
+import http.client
 import json
 import signal
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -44,6 +48,21 @@ def test_the_page_is_served_computes_and_ends_with_ctrl_c(running, pack):
     running.send_signal(signal.SIGINT)
     out, err = running.communicate(timeout=WAIT)
     assert (running.returncode, out, err) == (0, "Stopped.\n", "")
+
+
+def test_ctrl_c_ends_a_fit_that_is_under_way_too(running):
+    address = running.stdout.readline().split()[3].rstrip(";")
+    asking = threading.Thread(target=lambda: suppressed(address), daemon=True)
+    asking.start()
+    time.sleep(0.3)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=WAIT)
+    assert (running.returncode, out, err) == (0, "Stopped.\n", "")
+
+
+def suppressed(address):
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        posted(address, "clip | parameterised")
 
 
 def test_what_is_wrong_is_said_before_anything_is_computed(pack, tmp_path):

@@ -38,6 +38,9 @@ def growth(hce, lce, spread=0.1, **sizes):
     [
         (growth(0.5, 0.1), "takes more certainty from wrong answers than from right ones, as the"),
         (growth(0.1, 0.5), "the opposite of what the paper claims"),
+        (growth(-0.5, -0.1), "it gives more certainty to wrong answers than to right ones."),
+        (growth(-0.1, -0.5), "it gives more certainty to right answers than to wrong ones."),
+        (growth(0.0, 0.0), "Feature clipping leaves the entropy of confident answers as it"),
         (growth(0.11, 0.1), "which may be chance"),
         (growth(0.5, 0.1, wrong=5), "few rows, so the interval is rough"),
         (growth(0.5, 0.1, spread=math.nan), "too small for an interval"),

@@ -98,12 +98,27 @@ def test_other_names_for_this_machine_are_refused(host, explorer):
     assert posted(explorer, {"recipe": "clip"}, Host=host)[0] == 403
 
 
+def test_whatever_goes_wrong_is_answered(explorer):
+    explorer.compute = lambda recipe: 1 / 0
+    status, answer = posted(explorer, {"recipe": "clip"})
+    assert status == 500
+    assert answer["error"].startswith("this recipe failed (ZeroDivisionError")
+
+
+def test_a_body_of_brackets_is_no_request(explorer):
+    assert posted(explorer, "[" * 4000)[0] == 400
+
+
 def test_other_pages_are_refused(explorer):
     assert posted(explorer, {"recipe": "clip"}, Origin="http://evil.example")[0] == 403
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     assert posted(explorer, {"recipe": "clip"}, **form)[0] == 403
     own = f"127.0.0.1:{explorer.server_address[1]}"
     assert posted(explorer, {"recipe": "clip"}, Origin=f"http://{own}")[0] == 200
+
+
+def test_a_name_without_a_port_is_ours(explorer):
+    assert asked(explorer, "GET", "/", Host="127.0.0.1")[0] == 200
 
 
 def test_the_name_localhost_is_ours_too(explorer):

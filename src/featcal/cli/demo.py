@@ -31,6 +31,9 @@ from featcal.report.rows import Comparison
 @JSON
 def demo(out: Path, as_json: bool) -> None:
     """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
+    from featcal.page.html import check_packages
+
+    check_packages()
     pack = demo_pack()
     request = Request(pack.path)
     found = compare_pack(pack, request)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,8 +48,8 @@ def explore(pack_path: Path, port: int, fit_split: str, split: str, browser: boo
     page = render(content, live=True)
     with Explorer(page, lambda recipe: answer(content, recipe), port) as explorer:
         tables.say(f"{pack_path} is at {explorer.address}; Ctrl-C ends it.")
-        if browser:
-            webbrowser.open(explorer.address)
+        if browser:  # beside the server: a browser in the terminal waits for its page
+            threading.Thread(target=webbrowser.open, args=(explorer.address,), daemon=True).start()
         _until_interrupted(explorer)
 
 
@@ -56,3 +59,7 @@ def _until_interrupted(explorer: Explorer) -> None:
         explorer.serve_forever()
     except KeyboardInterrupt:
         tables.say("Stopped.")
+        if explorer.one_at_a_time.locked():
+            # A fit under way would bring the interpreter down while it ends: leave without it.
+            sys.stdout.flush()
+            os._exit(0)

@@ -114,7 +114,8 @@ class Content:
         """Looks closely at what was fitted."""
         looked = _entries(scene, found, files)
         where = str(scene.pack.path), scene.fit.name, scene.test.name, scene.fit.rows
-        words = summary(found, Place(*where, tuple(files_of(looked))))
+        changed = tuple(len(entry.changed.rows) for entry in looked)
+        words = summary(found, Place(*where, tuple(files_of(looked)), changed))
         after = found[0 if words.pick is None else words.pick]
         units, values = _features(scene, found.settings["seed"])
         return cls(

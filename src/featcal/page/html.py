@@ -106,12 +106,17 @@ def page_words(content: Content) -> dict[str, list[str]]:
     return {
         "entropy": [sentences.entropy_words(entry.entropy) for entry in clipped or others[:1]],
         "counts": [sentences.counts_words(content.entries[content.pick].counts)],
-        "changed": [sentences.changed_words(_most_changed(content).changed)] if others else [],
+        "changed": [_changed_words(content)] if others else [],
         "classes": [sentences.classes_words(content.classes[0])],
         "units": [] if content.units is None else [sentences.units_words(content.units)],
         "values": [] if content.values is None else [sentences.values_words(content.values)],
         "sweeps": [sentences.sweep_words(sweep) for sweep in content.sweeps],
     }
+
+
+def _changed_words(content: Content) -> str:
+    most = _most_changed(content).changed
+    return sentences.changed_words(most) if len(most.rows) else "No recipe changes an answer."
 
 
 def _most_changed(content: Content) -> Entry:

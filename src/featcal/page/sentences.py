@@ -15,6 +15,8 @@ from featcal.analysis import (
 )
 from featcal.page.phrases import about, capital, in_words, percent
 
+SAME = 1e-6  # nats; a smaller change is rounding
+
 
 def entropy_words(found: EntropyGrowth) -> str:
     """The paper's claim, measured: clipping takes more certainty from wrong answers than right."""
@@ -30,26 +32,29 @@ def entropy_words(found: EntropyGrowth) -> str:
         f"({wrong:,} above {level}) {_grew(grew[0])}, that of confident right ones ({right:,}) "
         f"{_grew(grew[1])}."
     )
+    if max(map(abs, grew)) < SAME:
+        return (
+            f"{capital(in_words(found.recipe))} leaves the entropy of confident answers as it is."
+        )
     low, high = found.interval.low, found.interval.high
     if math.isnan(low):
         return f"{told} One group is too small for an interval."
     span = f"{found.gap:+.4f} nats (95 % interval {low:+.4f} to {high:+.4f})"
     rough = " The smaller group has few rows, so the interval is rough." if found.few else ""
-    if low > 0:
-        return (
-            f"{told} The difference is {span}: it takes more certainty from wrong answers than "
-            f"from right ones, as the paper claims.{rough}"
-        )
-    if high < 0:
-        return (
-            f"{told} The difference is {span}: it takes more certainty from right answers than "
-            f"from wrong ones, the opposite of what the paper claims.{rough}"
-        )
-    return f"{told} The difference is {span}, which may be chance.{rough}"
+    if low <= 0 <= high:
+        return f"{told} The difference is {span}, which may be chance.{rough}"
+    takes = sum(grew) > 0
+    what, way = ("takes more certainty", "from") if takes else ("gives more certainty", "to")
+    more, less = ("wrong", "right") if (low > 0) == takes else ("right", "wrong")
+    claim = ""
+    if found.recipe.startswith("clip") and takes:
+        claim = ", as the paper claims" if low > 0 else ", the opposite of what the paper claims"
+    so = f"it {what} {way} {more} answers than {way} {less} ones{claim}"
+    return f"{told} The difference is {span}: {so}.{rough}"
 
 
 def _grew(by: float) -> str:
-    if by == 0:
+    if abs(by) < SAME:
         return "did not change"
     return f"{'grew' if by > 0 else 'fell'} by {abs(by):.4f} nats"
 
@@ -97,7 +102,7 @@ def changed_words(found: ChangedPredictions) -> str:
     """How many predictions became others, and how that went."""
     name = capital(in_words(found.recipe))
     if not len(found.rows):
-        return f"{name} changes no predicted class: it only changes how sure the model is."
+        return f"{name} changes no predicted class."
     fixed, broken, other = (int(kind.sum()) for kind in (found.fixed, found.broken, found.other))
     return (
         f"{name} changes the predicted class of {len(found.rows):,} of {found.n:,} rows "

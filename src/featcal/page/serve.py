@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, final
@@ -54,6 +55,7 @@ class Explorer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Explorer
     protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds for what is half sent; computing is not waited for so
 
     def do_GET(self) -> None:
         if not self._is_ours():
@@ -79,17 +81,21 @@ class _Handler(BaseHTTPRequestHandler):
         except InputError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
+        except Exception as error:  # the page waits for an answer, whatever went wrong
+            why = f"this recipe failed ({type(error).__name__}: {error}): try another"
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
+            return
         body = json.dumps(found, allow_nan=False).encode()
         self._send(HTTPStatus.OK, body, JSON_TYPE)
 
     def _recipe(self) -> str:
         length = self.headers.get("Content-Length", "")
-        if not length.isdigit() or int(length) > LONGEST:
+        if not (length.isascii() and length.isdigit()) or int(length) > LONGEST:
             raise InputError(f"a request has at most {LONGEST} bytes: shorten the recipe")
         try:
             asked = json.loads(self.rfile.read(int(length)))
             recipe = asked["recipe"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError('give {"recipe": "clip | temperature"}') from error
         if not isinstance(recipe, str):
             raise InputError(f"recipe is {recipe!r}: give text, as in 'clip | temperature'")
@@ -97,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _is_ours(self) -> bool:
         """Whether the request was made by our own page, or by hand."""
-        host = (self.headers.get("Host") or "").rpartition(":")[0]
+        host = (self.headers.get("Host") or "").partition(":")[0]
         origin = self.headers.get("Origin")
         return host in NAMES and (origin is None or origin == f"http://{self.headers['Host']}")
 
@@ -111,8 +117,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
         self.end_headers()
-        self.wfile.write(body)
+        with suppress(ConnectionError):  # the page was closed meanwhile
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Says nothing: the terminal is for the address and for errors."""

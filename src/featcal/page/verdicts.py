@@ -14,6 +14,7 @@ Kind = Literal["over", "under", "calibrated", "mixed", "unclear"]
 
 FEW_ROWS = 500
 SMALL = 0.01  # a mean error below one point matters to nobody, however sure it is
+CLOSE = 0.03  # no error was found, and one of the mean beyond this would have been
 LOPSIDED = 0.5  # of the error must point one way, or it is called mixed
 EXAMPLE, EXAMPLE_ROWS, EXAMPLE_RANGE = 0.9, 30, (0.6, 0.97)  # of the bin that is told as an example
 
@@ -26,11 +27,15 @@ def verdict(raw: Row) -> Kind:
     metrics = raw.scores.metrics
     gap, error = metrics["overconfidence"], metrics["ece"]
     few = raw.scores.n < FEW_ROWS
-    if error <= SMALL or _holds_zero(raw.scores.interval("ece")):
-        return "unclear" if few else "calibrated"
-    lopsided = abs(gap) >= LOPSIDED * error
-    if lopsided and not _holds_zero(raw.scores.interval("overconfidence")):
+    # The mean gap first: a binned error is biased upwards, and its interval reaches 0 long after
+    # that of the mean does not.
+    sided = abs(gap) >= max(LOPSIDED * error, SMALL)
+    if sided and not _holds_zero(raw.scores.interval("overconfidence")):
         return "over" if gap > 0 else "under"
+    if error <= SMALL:
+        return "unclear" if few else "calibrated"
+    if _holds_zero(raw.scores.interval("ece")):
+        return "calibrated" if not few and _within(raw, CLOSE) else "unclear"
     return "unclear" if few else "mixed"
 
 
@@ -94,6 +99,12 @@ def _filled(bins: Bins) -> list[tuple[float, float, float]]:
 
 def _means(raw: Row) -> tuple[float, float]:
     return raw.scores.metrics["confidence"], raw.scores.metrics["accuracy"]
+
+
+def _within(raw: Row, most: float) -> bool:
+    """Whether the mean gap is known to be small, rather than not known to be large."""
+    found = raw.scores.interval("overconfidence")
+    return math.isnan(found.low) or max(abs(found.low), abs(found.high)) <= most
 
 
 def _holds_zero(found: Interval) -> bool:

@@ -7,6 +7,7 @@ comparison; nothing is claimed that an interval does not carry.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -87,6 +88,7 @@ class Place:
         test: the split they were scored on.
         fit_rows: rows of the former.
         files: recipe -> file, for calibrators that were fitted beforehand.
+        changed: predictions that became others, by the place of the recipe.
     """
 
     pack: str
@@ -94,6 +96,7 @@ class Place:
     test: str = "test"
     fit_rows: int = FEW_ROWS
     files: tuple[tuple[str, str], ...] = ()
+    changed: tuple[int, ...] = ()
 
 
 def summary(comparison: Comparison, place: Place) -> Summary:
@@ -104,7 +107,7 @@ def summary(comparison: Comparison, place: Place) -> Summary:
         Point("How far off is it?", how_far(raw, place.test)),
         Point("What helped most?", what_helped(comparison, pick)),
         Point("Is the gain real?", is_it_real(comparison, pick)),
-        Point("What does it cost?", what_it_cost(comparison, pick)),
+        Point("What does it cost?", what_it_cost(comparison, pick, place.changed)),
         Point("What should I do?", what_to_do(comparison, kind, pick)),
     )
     return Summary(
@@ -183,14 +186,19 @@ def is_it_real(comparison: Comparison, pick: int | None) -> str:
     )
 
 
-def what_it_cost(comparison: Comparison, pick: int | None) -> str:
+def what_it_cost(comparison: Comparison, pick: int | None, changed: Sequence[int] = ()) -> str:
     """Accuracy before and after."""
     if pick is None:
         return "Nothing, since nothing is changed."
     found = comparison.difference(pick, "accuracy")
     assert found is not None
+    others = changed[pick] if changed else 0
     if found.delta == 0 and found.interval.low == found.interval.high:
+        if others:
+            return f"No accuracy, though {others:,} wrong answers become other wrong answers."
         return "No accuracy: the predicted classes stay as they are."
+    if found.delta == 0:
+        return f"No accuracy that can be measured here: it is the same{between(found.interval)}."
     rises = found.delta > 0
     ends = found.interval if rises else mirrored(found.interval)
     change = f"{'rises' if rises else 'falls'} by {points(abs(found.delta))}{between(ends)}"
@@ -206,9 +214,7 @@ def what_to_do(comparison: Comparison, kind: Kind, pick: int | None) -> str:
     if pick is None and kind == "calibrated":
         return "Nothing: use the confidence as it is, and look again when the data changes."
     if pick is None and kind == "unclear":
-        return (
-            f"Label more rows, at least {FEW_ROWS} to fit on and as many to score, and ask again."
-        )
+        return "Label more rows, to fit on and to score, and ask again."
     if pick is None:
         return (
             "Collect more labelled rows to fit on, or try other methods; until then do not set "
