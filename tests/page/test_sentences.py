@@ -87,8 +87,8 @@ def test_counts():
     before, after = torch.tensor([[90], [10]]), torch.tensor([[0], [0]])
     found = ConfidentCounts(200, "clip", (0.95,), before, after)
     assert sentences.counts_words(found) == (
-        "Of the answers above 95 % confidence, 10 of 100 are wrong before, 10.0 %; 0 of 0 are "
-        "wrong after."
+        "Of the answers above 95 % confidence, 10 of 100 are wrong as they are, 10.0 %; 0 of 0 are "
+        "wrong with feature clipping."
     )
     assert "above 95 %" in sentences.counts_words(found, level=0.5)
 
@@ -113,8 +113,9 @@ def test_classes():
     counts = torch.tensor([[500.0, 450.0, 250.0], [50.0, 25.0, 45.0], [0.0, 0.0, 0.0]])
     found = GroupCalibration("none", ("a", "b", "c"), counts[:, :, None].double())
     assert sentences.classes_words(found) == (
-        "Of 2 predicted classes, the model as it is claims too much in 1 and too little in 1 "
-        "beyond what chance explains. 1 of them are predicted fewer than 100 times."
+        "Predicted classes: 2. By the 95 % interval of each, the model as it is claims too much "
+        "in 1 and too little in 1; about 0 would be so by chance alone. 1 of the 2 have fewer than "
+        "100 rows."
     )
 
 

@@ -53,7 +53,7 @@ def between(found: Interval, *, signed: bool = False, digits: int | None = None)
     """
     if math.isnan(found.low):
         return ""
-    sign = "+" if signed else ""
+    sign = "+z" if signed else "z"  # z: no minus before a zero
     if digits is not None:
         low, high = (f"{end:{sign}.{digits}f}" for end in (found.low, found.high))
     else:

@@ -91,7 +91,8 @@ def counts_words(found: ConfidentCounts, level: float = 0.95) -> str:
     """How many confident answers are wrong, before and after."""
     at = found.levels.index(level) if level in found.levels else len(found.levels) - 1
     shown = []
-    for word, counts in (("before", found.before), ("after", found.after)):
+    name = in_words(found.recipe)
+    for word, counts in (("as they are", found.before), (f"with {name}", found.after)):
         right, wrong = (int(count) for count in counts[:, at])
         share = f", {percent(wrong / (right + wrong))}" if right + wrong else ""
         shown.append(f"{wrong:,} of {right + wrong:,} are wrong {word}{share}")
@@ -112,15 +113,16 @@ def changed_words(found: ChangedPredictions) -> str:
 
 
 def classes_words(found: GroupCalibration) -> str:
-    """For how many classes the gap is more than chance."""
+    """For how many classes the interval excludes 0, and for how many it would by chance."""
     low, high = found.interval.T
     over, under = int((low > 0).sum()), int((high < 0).sum())
     filled = int((found.count > 0).sum())
     few = int((found.few & (found.count > 0)).sum())
-    some = f" {few:,} of them are predicted fewer than 100 times." if few else ""
+    some = f" {few:,} of the {filled:,} have fewer than 100 rows." if few else ""
     return (
-        f"Of {filled:,} predicted classes, the model as it is claims too much in {over:,} and too "
-        f"little in {under:,} beyond what chance explains.{some}"
+        f"Predicted classes: {filled:,}. By the 95 % interval of each, the model as it is claims "
+        f"too much in {over:,} and too little in {under:,}; about {0.05 * filled:.0f} would be so "
+        f"by chance alone.{some}"
     )
 
 

@@ -223,7 +223,10 @@ def what_to_do(comparison: Comparison, kind: Kind, pick: int | None) -> str:
     name = _named(comparison, pick)
     if kind == "calibrated":
         return f"You can leave it as it is. If the last bit of likelihood counts, use {name}:"
-    return f"Use {name} before anyone acts on the confidence:"
+    still = {"over": "too sure", "under": "too modest"}.get(verdict(comparison[pick]))
+    gap = points(abs(comparison[pick].scores.metrics["overconfidence"]))
+    rest = f" (it is then still {gap} {still})" if still else ""
+    return f"Use {name} before anyone acts on the confidence{rest}:"
 
 
 def command(comparison: Comparison, kind: Kind, pick: int | None, place: Place) -> str:

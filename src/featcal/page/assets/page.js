@@ -108,7 +108,7 @@
     byId("after").value = place;
     showAfter(place);
     const metrics = found.entry.metrics;
-    say([`${found.entry.recipe}: ECE ${charts.percent(metrics.ece)}, NLL ${metrics.nll.toFixed(4)}, accuracy ${charts.percent(metrics.accuracy)}. It now stands in every table and figure.`, ...(found.words || [])].join(" "));
+    say([`${found.entry.recipe}: ECE ${charts.percent(metrics.ece)}, NLL ${metrics.nll.toFixed(4)}, accuracy ${charts.percent(metrics.accuracy)}. It now stands in the tables, and can be chosen as "after".`, ...(found.words || [])].join(" "));
   }
 
   const form = byId("recipe-form");
