@@ -1,6 +1,8 @@
 """featcal's training loop beside a plain PyTorch loop: the same networks, images and order.
 
-Usage: python bench/train.py --data FOLDER [--networks resnet50 ...] [--output FILE]
+Usage: python bench/train.py --data FOLDER [--networks resnet50 ...] [--part seconds|curves]
+
+Seconds want an idle device; curves do not, and are added to the seconds of an earlier run.
 
 FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU. The plain loops are
 what people write by hand, and get the images from the same place: on the GPU already, shifted and
@@ -21,6 +23,7 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.nn.functional import cross_entropy
 
 from featcal.datasets import load_images, normalisations, split
@@ -39,7 +42,6 @@ EPOCHS = 2  # of ours where no curve is wanted
 CURVES = {"wrn16x4": (3, (1, 2, 3, 4)), "resnet50": (2, (1, 2, 3, 4))}  # their epochs and seeds
 FIRST = 20  # steps that are compared one by one
 WARM, TIMED = 10, 110  # steps of a plain loop where no curve is wanted
-WITH_CURVE = "plain bfloat16"
 PLAIN = {"plain bfloat16": torch.bfloat16, "plain float32": torch.float32}
 
 
@@ -107,12 +109,11 @@ class Plain:
 def curves_of(network, splits):
     """The losses of every epoch and seed, of our loop and of the plain ones."""
     epochs, seeds = CURVES[network]
-    precision = PLAIN[WITH_CURVE]
-    loops = (Plain(network, splits, recipe_of(network, epochs, s), precision) for s in seeds)
-    found = {
-        "featcal": [ours(network, splits, epochs, seed)[2] for seed in seeds],
-        WITH_CURVE: [[loop.epoch(e)[1] for e in range(epochs)] for loop in loops],
-    }
+    found = {"featcal": [ours(network, splits, epochs, seed)[2] for seed in seeds]}
+    for name, precision in PLAIN.items():
+        recipes = (recipe_of(network, epochs, seed) for seed in seeds)
+        loops = (Plain(network, splits, recipe, precision) for recipe in recipes)
+        found[name] = [[loop.epoch(e)[1] for e in range(epochs)] for loop in loops]
     print(network, found, flush=True)
     return {
         name: {
@@ -162,33 +163,54 @@ def measured(network, splits):
     return {**row, "ratio": plain / second, "curves": {}}
 
 
+def kernel_cache():
+    """Whether torch.compile had compiled here before: a first epoch is much shorter then."""
+    folder = Path(cache_dir())
+    return "warm" if folder.is_dir() and any(folder.iterdir()) else "cold"
+
+
+def seconds(options, splits):
+    """Every network's seconds, written after each: a lease that ends leaves what is done."""
+    about = {"hardware": Engine.best().as_json(), "versions": versions(), "batch": Recipe().batch}
+    about["kernel_cache"] = kernel_cache()
+    results = {"made_by": "bench/train.py", **about, "rows": []}
+    for network in options.networks:
+        results["rows"].append(measured(network, splits))
+        print(json.dumps(results["rows"][-1]), flush=True)
+        written(options.output, results)
+
+
+def curves(options, splits):
+    """The curves of the networks that have some, added to the file of their seconds."""
+    for network in (name for name in options.networks if name in CURVES):
+        found = {"first_steps": first_steps(network, splits)}
+        print(json.dumps(found), flush=True)
+        found["curves"] = curves_of(network, splits)
+        results = json.loads(options.output.read_text())
+        for row in results["rows"]:
+            row.update(found if row["network"] == network else {})
+        written(options.output, results)
+
+
+PARTS = {"seconds": seconds, "curves": curves}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10")
     parser.add_argument("--networks", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--no-curves", action="store_true", help="only the seconds")
+    parser.add_argument("--part", choices=list(PARTS), help="only this one; both unless told")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("bench/train.py measures a GPU, and torch finds none here")
     torch.backends.cudnn.benchmark = True
     splits = split(load_images("cifar10", options.data))
-    about = {"hardware": Engine.best().as_json(), "versions": versions(), "batch": Recipe().batch}
-    results = {"made_by": "bench/train.py", **about, "rows": []}
-    for network in options.networks:
-        results["rows"].append(measured(network, splits))
-        print(json.dumps(results["rows"][-1]), flush=True)
-        written(options.output, results)
-    for row in results["rows"]:
-        if row["network"] in CURVES and not options.no_curves:
-            row["first_steps"] = first_steps(row["network"], splits)
-            print(json.dumps(row["first_steps"]), flush=True)
-            row["curves"] = curves_of(row["network"], splits)
-            written(options.output, results)
+    for part in [options.part] if options.part else PARTS:
+        PARTS[part](options, splits)
 
 
 def written(path, results):
-    """After every network, so that a lease that ends leaves what is done."""
     path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 

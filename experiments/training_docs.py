@@ -58,16 +58,19 @@ def bench_sections(results):
 def speed(results):
     """Seconds an epoch in our loop and in plain ones, of one run on one machine."""
     loops = list(dict.fromkeys(loop for row in results["rows"] for loop in row["seconds_epoch"]))
-    rows = []
+    alike, rows = f"plain {results['hardware']['precision']}", []
     for row in results["rows"]:
         seconds = row["seconds_epoch"]
         fastest = min(seconds[loop] for loop in seconds if loop != OURS)
         shown = (f"{seconds[loop]:.2f}" if loop in seconds else "-" for loop in loops)
+        ratios = (f"{plain / seconds[OURS]:.1f}" for plain in (seconds[alike], fastest))
         first = f"{row['first_epoch']:.0f}" if "first_epoch" in row else "-"
-        rows.append((row["network"], *shown, f"{fastest / seconds[OURS]:.1f}", first))
+        rows.append((row["network"], *shown, *ratios, first))
     made = f"{facts_text(results['hardware'])}; {facts_text(results['versions'])}"
     title = f"Seconds an epoch, batch {results['batch']} ({made}):"
-    more = ("times faster than the fastest plain loop", f"first epoch of {OURS}, compiling")
+    cache = f"{results['kernel_cache']} cache of kernels"
+    faster = (f"times faster than {alike}", "times faster than the fastest plain loop")
+    more = (*faster, f"first epoch of {OURS}, {cache}")
     return Grid(title, ("network", *loops, *more), tuple(rows))
 
 

@@ -216,6 +216,15 @@ def test_further_losses_have_a_table_of_their_own():
     assert [len(grid.rows) for grid in alone] == [1, 1]
 
 
+def test_the_footnote_has_the_seeds_of_the_rows_above_it():
+    first, further, *_ = grids(TRAIN_TIME)
+    assert any(text.endswith("seeds 1 and 2.") for _, text in first.notes)
+    assert noted(further, "1").endswith("seed 1.")
+    second = run("ce", 0.04, 0.25, network="resnet50", seed=2)
+    (layers,) = grids(LAYERS, run("ce", 0.04, 0.23, network="resnet50"), second)
+    assert noted(layers, "1").endswith("seed 1.")
+
+
 def test_accuracy_of_each_loss_and_of_the_clip_on_cross_entropy():
     main = grids(ACCURACY)[0]
     assert main.headings[1:] == (*PAPER_LOSSES, "clip after\nCross Entropy")

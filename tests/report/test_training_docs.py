@@ -72,10 +72,10 @@ def test_the_grid_without_layers_leaves_their_place_empty(docs):
 
 def test_the_table_of_speed(docs):
     lines = docs.bench_sections(made_training.bench())["training"].splitlines()
-    assert "device NVIDIA H200, compiled, processes 1; torch 2.13.0" in lines[0]
+    assert "device NVIDIA H200, precision bfloat16, compiled; torch 2.13.0" in lines[0]
     assert lines[-2:] == [
-        "| resnet50 | 2.50 | 7.20 | 9.00 | 2.9 | 61 |",
-        "| vit | 1.00 | 3.00 | - | 3.0 | - |",
+        "| resnet50 | 2.50 | 7.20 | 6.00 | 2.9 | 2.4 | 61 |",
+        "| vit | 1.00 | 3.00 | - | 3.0 | 3.0 | - |",
     ]
     curves = docs.bench_sections(made_training.bench())["loss curves"].splitlines()
     assert curves[0].endswith("over the seeds (resnet50 [1, 2]):")

@@ -183,7 +183,7 @@ def _print(grid: Grid, form: str) -> None:
 
 def _rich(grid: Grid) -> Table:
     table = Table()
-    table.add_column(grid.headings[0], no_wrap=True)
+    table.add_column(grid.headings[0], overflow="fold")
     for heading in grid.headings[1:]:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in grid.rows:

@@ -89,7 +89,8 @@ def _further(setting: Setting, metric: str, title: str, made: Note) -> Grid:
     """The losses the paper does not have, and other forms of those it has."""
     groups = list(setting.further)
     rows = tuple((setting.label(runs[0]), *_pair(runs, metric)) for runs in groups)
-    notes = (*training_notes([setting]), *cell_notes(rows, groups), made)
+    shown = setting.only(run for runs in groups for run in runs)
+    notes = (*training_notes([shown]), *cell_notes(rows, groups), made)
     told = title.format(epochs([setting]), f"further losses, {setting.network} [1], ")
     return Grid(told, ("", "base", "+clip (c)"), rows, notes)
 
@@ -152,7 +153,8 @@ def layer_grid(
     entry: dict[str, Any], found: Sequence[Setting], table: PaperTable, made: Note
 ) -> Grid:
     """Another layer clipped; the paper's values stand in the rows where the network is its own."""
-    ours = [setting for setting in found if any(_made(entry, run) for run in setting.runs)]
+    runs = ([run for run in setting.runs if _made(entry, run)] for setting in found)
+    ours = [setting.only(own) for setting, own in zip(found, runs, strict=True) if own]
     same = named(entry) == "CIFAR-10 ResNet-50" and Run(entry).loss == "ce"
     rows = tuple(_layer_row(row, table if same else None) for row in entry["rows"])
     trained = f" ({epochs(ours)})" if ours else ""

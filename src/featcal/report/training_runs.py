@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, final
 
@@ -152,6 +152,10 @@ class Setting:
         """The runs of every other loss."""
         taken = [runs[0].variant for runs in self.paper.values()]
         return (runs for variant, runs in self.variants.items() if variant not in taken)
+
+    def only(self, runs: Iterable[Run]) -> Setting:
+        """The same with some of its runs alone."""
+        return replace(self, runs=tuple(runs))
 
     def label(self, run: Run) -> str:
         """The loss of a run as the label of a row: its heading in the paper, else its text."""
