@@ -82,6 +82,20 @@ def test_several_tails_share_one_grid_and_are_what_each_is_alone(net):
         ClipSweep.several(net.val, net.test, net.head, thens="temperature")
 
 
+def test_a_tail_with_two_fitted_thresholds_is_swept_once(net):
+    """As for two recipes that differ in the arguments of their clip alone."""
+    thens, fitted = [BRIER, None, BRIER], [0.9, 1.0, 1.1]
+    passes = mock.Mock(wraps=sweep_passes._refitted)
+    with mock.patch.object(sweep_passes, "_refitted", passes):
+        first, _, last = ClipSweep.several(
+            net.val, net.test, net.head, thens=thens, fitted=fitted, points=8
+        )
+    assert passes.call_count == len(first.thresholds)
+    assert first.test is last.test
+    found = [float(one.thresholds[one.fitted]) for one in (first, last)]
+    assert found == pytest.approx([0.9, 1.1])
+
+
 def test_the_last_threshold_clips_nothing(net, sweep):
     assert math.isinf(float(sweep.thresholds[-1]))
     agree(sweep.test, net.test, net, -1, None)

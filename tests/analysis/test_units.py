@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch
-from featcal.analysis import Groups, UnitMeans
+from featcal.analysis import FeatureValues, Groups, UnitMeans
 from featcal.core.errors import InputError
 
 
@@ -46,6 +46,16 @@ def test_signed_features_are_seen_from_the_data(net):
     assert not UnitMeans.of(net.val, net.head).absolute
     assert UnitMeans.of(signed, net.head).absolute
     assert not UnitMeans.of(signed, net.head, absolute=False).absolute
+
+
+def test_a_row_outside_of_the_groups_tells_that_features_are_signed(net):
+    """Units and values decide alike, by all rows: one network has one kind of feature."""
+    groups = Groups.of_data(net.val, net.head, 0.8)
+    features = net.val.features.clone()
+    features[int((~(groups.hce | groups.lce)).nonzero()[0])] -= 10
+    signed = Batch(None, net.val.labels, features)
+    assert UnitMeans.of(signed, net.head, groups=groups).absolute
+    assert FeatureValues.of(signed, net.head, groups=groups).signed
 
 
 def test_units_are_drawn_once_each_by_seed(net):

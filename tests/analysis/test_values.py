@@ -62,6 +62,43 @@ def test_sigmas_are_the_root_mean_square_of_what_is_above_zero(net):
         assert fit.sigma == pytest.approx(np.sqrt(np.mean(values[values > 0] ** 2)), rel=1e-9)
 
 
+def rms(features, signed):
+    return np.sqrt((features**2).mean() if signed else (features**2).sum() / (features > 0).sum())
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_errors_are_those_of_drawing_rows_again(made, signed):
+    net = made(900, 16, 4, signed=signed)
+    batch = Batch(net.logits, net.labels, net.features)
+    found = FeatureValues.of(batch, net.head, confidence=0.5)
+    draw = np.random.default_rng(0)
+    again = []
+    for error, mask in zip(found.errors, (found.groups.hce, found.groups.lce), strict=True):
+        rows = batch.features[mask].double().numpy()
+        drawn = [rms(rows[draw.integers(0, len(rows), len(rows))], signed) for _ in range(1500)]
+        again.append(drawn)
+        assert error == pytest.approx(np.std(drawn), rel=0.1)
+    ends = np.quantile(np.subtract(*again), [0.025, 0.975])
+    width = found.interval.high - found.interval.low
+    assert found.interval.low < found.gap < found.interval.high
+    assert [found.interval.low, found.interval.high] == pytest.approx(ends, abs=0.1 * width)
+
+
+def test_zeros_are_counted(net):
+    found = FeatureValues.of(net.val, net.head, confidence=0.8)
+    for share, values in zip(found.zeros, values_of(net.val, found.groups), strict=True):
+        assert share == pytest.approx((values == 0).mean())
+
+
+def test_one_row_has_no_error(net):
+    one = Groups(0.8, torch.full((len(net.val),), 0.9), torch.arange(len(net.val)) > 0)
+    found = FeatureValues.of(net.val, net.head, groups=one)
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["sigma_errors"]["hce"] is None
+    assert told["interval"] == [None, None]
+    assert told["sigma_errors"]["lce"] > 0
+
+
 def test_signed_features_have_plain_normals_and_bins_on_both_sides(made):
     net = made(600, 16, 4, signed=True)
     batch = Batch(net.logits, net.labels, net.features)

@@ -3,14 +3,16 @@
 import base64
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from featcal import Batch, write_pack
 from featcal.page import Content, render
-from featcal.page.live import answer
+from featcal.page.live import Live
 from featcal.page.serve import Explorer
+from featcal.page.tables import comparison_table
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.by import By
@@ -137,6 +139,40 @@ def test_the_method_can_be_switched(opened, content):
     assert "This is what a fit chose." in _text(opened, "explorer-text")
 
 
+def test_the_explorer_speaks_when_it_rests(opened):
+    """A screen reader hears the slider at every key, and the whole sentence only afterwards."""
+    slider, text = (opened.find_element(By.ID, name) for name in ("threshold", "explorer-text"))
+    assert text.get_attribute("aria-live") is None
+    said = "return document.getElementById('explorer-said').textContent"
+    opened.execute_script(
+        "window.heard = []; new MutationObserver(() => heard.push("
+        "document.getElementById('explorer-said').textContent))"
+        ".observe(document.getElementById('explorer-said'), {childList: true})"
+    )
+    for _ in range(6):
+        slider.send_keys(Keys.ARROW_LEFT)
+    assert opened.execute_script(said) == ""
+    WebDriverWait(opened, 5).until(lambda driver: driver.execute_script(said))
+    assert opened.execute_script("return heard") == [text.text]
+
+
+def test_copying_is_said_and_the_button_keeps_its_name(opened, content):
+    button = opened.find_element(By.ID, "copy")
+    button.click()
+    WebDriverWait(opened, 5).until(lambda driver: _text(driver, "copied") == "Copied")
+    assert button.accessible_name == "Copy"
+    assert opened.find_element(By.ID, "copied").get_attribute("role") == "status"
+    assert opened.execute_script("return String(getSelection())") == content.summary.command
+
+
+def test_the_columns_are_explained_without_a_mouse(opened):
+    meanings = opened.find_element(By.CSS_SELECTOR, "#comparison .meanings")
+    assert "true class" not in meanings.text
+    meanings.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
+    assert "true class" in meanings.text
+    assert "NLL" in meanings.text
+
+
 def _column(browser, table, column):
     cells = browser.find_elements(By.CSS_SELECTOR, f"#{table} tbody tr > :nth-child({column})")
     return [cell.get_attribute("data-value") or cell.text for cell in cells]
@@ -178,7 +214,10 @@ def test_the_theme_follows_the_system_and_the_button(opened, address):
     opened.find_element(By.ID, "theme").click()
     assert opened.execute_script(ground) != light
     assert opened.execute_script(ink) != light_ink
-    assert opened.find_element(By.ID, "theme").get_attribute("aria-pressed") == "true"
+    button = opened.find_element(By.ID, "theme")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert button.accessible_name.strip() == "Dark"  # what is seen is what is said, pressed or not
+    assert "Dark" in button.text
     dark = opened.execute_script(ground)
     _look(opened, width=1200, scheme="dark")
     _open(opened, address)
@@ -250,7 +289,7 @@ def test_a_network_that_is_never_wrong_has_a_page_too(browser, made, tmp_path):
 
 @pytest.fixture
 def served(content):
-    server = Explorer(render(content, live=True), lambda recipe: answer(content, recipe))
+    server = Explorer(render(content, live=True), Live(content).answer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -278,8 +317,9 @@ def test_the_box_of_explore_fits_recipes_and_refuses_nonsense(browser, served):
     assert "nonsense" in _tried(browser, "nonsense")
     message = browser.find_element(By.ID, "recipe-message")
     assert "bad" in message.get_attribute("class")
+    assert browser.find_element(By.ID, "recipe").get_attribute("aria-invalid") == "true"
     rows = len(_column(browser, "table-comparison", 1))
-    assert _tried(browser, "clip(min_accuracy=0.9)").startswith("clip(min_accuracy=0.9): ECE")
+    assert _tried(browser, "clip(min_accuracy=0.9)").startswith("clip(min_accuracy=0.9), c = ")
     assert "bad" not in message.get_attribute("class")
     assert len(_column(browser, "table-comparison", 1)) == rows + 1
     assert (
@@ -288,3 +328,57 @@ def test_the_box_of_explore_fits_recipes_and_refuses_nonsense(browser, served):
     )
     hosts = {url.split("/")[2] for url in _requests(browser) if not url.startswith("data:")}
     assert hosts == {served.address.split("/")[2]}
+
+
+def test_a_typed_clip_stands_everywhere_the_page_says(browser, served, content):
+    _look(browser, width=1200, scheme="light")
+    _open(browser, served.address)
+    recipe = "clip(min_accuracy=0.99) | temperature"
+    message = _tried(browser, recipe)
+    assert "in the threshold explorer" in message
+    assert "The summary above" in message
+    for table in ("comparison", "counts", "entropy", "changed"):
+        cells = browser.find_elements(By.CSS_SELECTOR, f"#table-{table} tbody th code")
+        assert [cell.text for cell in cells].count(recipe) == 1
+    chosen = browser.find_element(By.CSS_SELECTOR, "#methods input:checked + code")
+    assert chosen.text == recipe
+    assert "This is what a fit chose." in _text(browser, "explorer-text")
+    assert _text(browser, "after-name") == recipe
+    assert recipe in _text(browser, "fits")
+    table = browser.find_element(By.CSS_SELECTOR, "#comparison .scroll")
+    # A long name wraps, and hides no column.
+    assert table.get_property("scrollWidth") <= table.get_property("clientWidth")
+    # Typed once more it is found, not added.
+    assert "already in the tables" in _tried(browser, recipe)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "#methods input")) == 3
+    assert browser.get_log("browser") == []
+
+
+def test_a_star_moves_when_another_recipe_is_better(browser, pack):
+    found = Content.of(pack, ["vector"], resamples=100)
+    live = Live(found)
+    server = Explorer(render(found, live=True), live.answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        _open(browser, server.address)
+        before = _stars(browser)
+        for recipe in ("temperature", "clip | temperature"):
+            _tried(browser, recipe)
+        rows = [
+            live.known[name] for name in ("none", "vector", "temperature", "clip | temperature")
+        ]
+        against = (None, 0, 0, 0)
+        told = comparison_table(replace(found.comparison, rows=tuple(rows), against=against)).rows
+        wanted = {row[0].text: sum(cell.mark == "best" for cell in row) for row in told}
+        assert _stars(browser) == wanted
+        assert {name: wanted[name] for name in before} != before
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _stars(browser):
+    rows = browser.find_elements(By.CSS_SELECTOR, "#table-comparison tbody tr")
+    return {row.find_element(By.TAG_NAME, "code").text: row.text.count("★ best") for row in rows}

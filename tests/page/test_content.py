@@ -6,11 +6,14 @@ import pytest
 import torch
 
 import featcal
-from featcal import InputError
+from featcal import Batch, InputError, write_pack
 from featcal.analysis import ChangedPredictions, ClipSweep, EntropyGrowth
 from featcal.page import Content
+from featcal.page.cautions import idle
 from featcal.page.entries import SURE
-from featcal.page.live import answer
+from featcal.page.html import page_words
+from featcal.page.live import Live
+from featcal.page.tables import comparison_table
 from featcal.report.comparison import DEFAULT_RECIPES
 
 FEW = {"resamples": 100}
@@ -108,18 +111,98 @@ def test_what_cannot_be_is_refused(pack):
 
 
 def test_another_recipe_is_answered_as_the_page_has_its_own(content):
-    found = answer(content, "temperature | temperature")
+    answer = Live(content).answer
+    found = answer("temperature | temperature")
     assert found["entry"]["recipe"] == "temperature | temperature"
     assert found["sweep"] is None
     assert set(found["rows"]) == {"comparison", "counts", "entropy", "changed"}
     assert '<th scope="row"><code>temperature | temperature</code>' in found["rows"]["comparison"]
-    same = answer(content, "clip")
-    assert "best" not in same["rows"]["comparison"]
+    same = answer("clip")
     own = content.as_json()["recipes"][2]
     assert same["entry"]["metrics"] == own["metrics"]
     assert same["entry"]["differences"] == own["differences"]
     assert same["sweep"]["recipe"] == "clip"
     json.dumps(same, allow_nan=False)
+
+
+def test_a_clip_keeps_its_arguments_and_its_own_threshold(pack, compared):
+    """Another search ends elsewhere: its threshold is not that of the plain clip."""
+    recipes = ["clip(criterion='ece')", "clip(criterion='ece') | temperature"]
+    found = Content.of(pack, recipes, **FEW)
+    names = ["clip", "clip | temperature", *recipes]
+    assert [sweep.recipe for sweep in found.sweeps] == names
+    fitted = [float(sweep.thresholds[sweep.fitted]) for sweep in found.sweeps]
+    plain, other = (
+        float(one.threshold) for one in (compared[2].calibrator, found.comparison[1].calibrator)
+    )
+    assert plain != other
+    assert fitted == [plain, plain, other, other]
+    assert found.sweeps[1].test is found.sweeps[3].test  # one tail is swept once
+    assert len(page_words(found)["sweeps"]) == 2
+    answered = Live(found).answer("clip(min_accuracy=0.99) | temperature")["sweep"]
+    assert answered["recipe"] == "clip(min_accuracy=0.99) | temperature"
+
+
+def test_a_file_is_explored_under_its_own_name(pack):
+    clip = featcal.parse("clip").assign(threshold=0.5)
+    found = Content.of(pack, ["clip"], {"a.safetensors": clip}, **FEW)
+    assert [sweep.recipe for sweep in found.sweeps][2:] == ["clip from a.safetensors"]
+    assert float(found.sweeps[2].thresholds[found.sweeps[2].fitted]) == 0.5
+    assert float(found.sweeps[0].thresholds[found.sweeps[0].fitted]) != 0.5
+
+
+def _stars(answered):
+    rows = {answered["entry"]["recipe"]: answered["rows"]["comparison"], **answered["judged"]}
+    return {name: html.count("★ best") for name, html in rows.items()}
+
+
+def _marked(comparison):
+    rows = comparison_table(comparison).rows
+    return {row[0].text: sum(cell.mark == "best" for cell in row) for row in rows}
+
+
+def test_stars_are_judged_among_all_that_is_shown(pack):
+    """As a comparison of the same recipes would have them, whichever were typed in."""
+    found = Content.of(pack, ["vector"], **FEW)
+    live = Live(found)
+    live.answer("temperature")
+    stars = _stars(live.answer("clip | temperature", ["none", "temperature", "never seen"]))
+    recipes = ["none", "vector", "temperature", "clip | temperature"]
+    wanted = _marked(
+        featcal.compare(pack.split("val"), pack.split("test"), recipes, pack.head, **FEW)
+    )
+    assert stars == wanted
+    assert {name: wanted[name] for name in ("none", "vector")} != _marked(found.comparison)
+
+
+def test_what_was_tried_is_not_fitted_again(content, monkeypatch):
+    live = Live(content)
+    first = live.answer("vector")
+    monkeypatch.setattr("featcal.page.live.compare", None)
+    assert live.answer(" vector ")["rows"] == first["rows"]
+    assert live.answer("clip")["entry"]["metrics"] == content.as_json()["recipes"][2]["metrics"]
+
+
+def test_a_step_that_does_nothing_is_said_in_the_answer(content):
+    live = Live(content)
+    found = live.answer("temperature | temperature")
+    told = idle([live.known["temperature | temperature"]])
+    assert found["words"][: len(told)] == told
+    assert "changes nothing" in " ".join(told)
+
+
+def test_one_decision_about_signed_features(tmp_path, made):
+    """The only negative feature is in a row nobody is sure of: both figures know of it."""
+    known = made(900)
+    features = known.features.clone()
+    sure = known.head(features).softmax(1).amax(1)
+    features[600 + int(sure[600:].argmin())] -= features.abs().max()
+    parts = {"val": slice(600), "test": slice(600, None)}
+    splits = {name: Batch(None, known.labels[p], features[p]) for name, p in parts.items()}
+    pack = write_pack(tmp_path / "pack", splits, head=known.head)
+    found = Content.of(pack, ["none"], **FEW)
+    assert found.units.absolute
+    assert found.values.signed
 
 
 def test_what_cannot_be_answered_is_said(content, logits_pack):
@@ -130,10 +213,10 @@ def test_what_cannot_be_answered_is_said(content, logits_pack):
         ("density", "trained on"),
     ):
         with pytest.raises(InputError, match=words):
-            answer(content, recipe)
+            Live(content).answer(recipe)
     bare = Content.of(logits_pack, ["none"], **FEW)
     with pytest.raises(InputError, match="logits alone"):
-        answer(bare, "clip")
+        Live(bare).answer("clip")
 
 
 @pytest.mark.shared

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from featcal import InputError
 from featcal.page import Content, markdown, render
 from featcal.page.contest import contest
-from featcal.page.html import check_packages, embedded
+from featcal.page.html import ASSETS, check_packages, embedded
 from featcal.page.tables import SHOWN, comparison_table
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -113,6 +114,63 @@ def test_best_is_marked_only_where_the_intervals_say_so(content, page):
         found = contest(content.comparison, name)
         best = set(found.alike) if found is not None and found.clear else set()
         assert {place for place, row in enumerate(rows) if row[column].mark == "best"} == best
+
+
+def test_a_gap_is_sorted_by_its_size(content):
+    """Too modest by five points is no better than too sure by five."""
+    column = SHOWN.index("overconfidence")
+    scores = [replace(row.scores, metrics={**row.scores.metrics}) for row in content.comparison]
+    scores[1].metrics["overconfidence"] = -0.05
+    pairs = zip(content.comparison, scores, strict=True)
+    rows = tuple(replace(row, scores=score) for row, score in pairs)
+    cell = comparison_table(replace(content.comparison, rows=rows)).rows[1][1 + column]
+    assert (cell.text, cell.value) == ("-5.00", 0.05)
+
+
+def test_what_the_summary_calls_ece_and_nll_is_said_in_view(page):
+    summary = page.split('<section id="summary"')[1].split("</section>")[0]
+    for name in ("expected calibration error", "negative log-likelihood"):
+        assert name in summary
+    assert "recipes that score the same on all rows share it" in page
+
+
+def test_the_level_of_the_figures_is_said(page):
+    features = page.split("Are features too large")[1].split("</section>")[0]
+    assert "above 80 % confidence" in features
+    assert "its figure of the units at 95 %" in features
+
+
+def _brightness(colour):
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one, other):
+    low, high = sorted(map(_brightness, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_can_be_told_from_their_ground():
+    """WCAG: 4.5 for text, 3 for borders, lines and marks; in both themes."""
+    css = (ASSETS / "page.css").read_text(encoding="utf-8")
+    for block in re.findall(r":root[^{]*{([^}]*)}", css)[:3]:
+        hue = dict(re.findall(r"--(\w+): (#\w{6})", block))
+        for ground in (hue["ground"], hue["raised"]):
+            for text in ("ink", "soft", "accent", "over", "good"):
+                assert _contrast(hue[text], ground) >= 4.5, text
+            for mark in ("grey", "blue", "vermillion", "purple"):
+                assert _contrast(hue[mark], ground) >= 3, mark
+    assert "opacity: .35" not in css
+
+
+def test_half_a_character_does_not_stop_a_page(content):
+    """As the bytes of a path give it that are no text."""
+    about = {**content.about, "pack": {**content.about["pack"], "path": "/packs/\udcff<x>"}}
+    page = render(replace(content, about=about))
+    page.encode("utf-8")
+    assert data_of(page)["about"]["pack"]["path"] == "/packs/\udcff<x>"
+    assert "/packs/\\udcff&lt;x&gt;" in page
 
 
 def test_live_adds_a_box_and_may_speak_to_its_own_server(content):

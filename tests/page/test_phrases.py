@@ -1,6 +1,6 @@
 """Numbers and names as sentences have them."""
 
-from featcal.page.phrases import about, between, in_words, listed, points, rows
+from featcal.page.phrases import about, apart, between, in_words, listed, points, rows
 from featcal.report.intervals import UNKNOWN, Interval
 
 
@@ -14,6 +14,16 @@ def test_numbers_and_names():
     assert between(Interval(-0.001, 0.004), signed=True) == " (95 % interval -0.10 to +0.40)"
     assert listed(["a"]) == "a"
     assert in_words("clip | temperature from cal.safetensors") == (
-        "feature clipping, then temperature scaling from cal.safetensors"
+        "feature clipping followed by temperature scaling from cal.safetensors"
     )
     assert in_words("spline(knots=6)") == "spline(knots=6)"
+    assert in_words("clip(min_accuracy=0.99) | temperature") == (
+        "feature clipping (min_accuracy=0.99) followed by temperature scaling"
+    )
+
+
+def test_two_shares_that_differ_look_different():
+    assert apart(0.9, 0.82) == ("90 %", "82 %")
+    assert apart(0.894, 0.886) == ("89.4 %", "88.6 %")
+    assert apart(0.8911, 0.8908) == ("89.11 %", "89.08 %")
+    assert apart(0.5, 0.5) == ("50 %", "50 %")

@@ -10,10 +10,10 @@ from featcal import InputError
 from featcal.page.serve import HOST, LONGEST, Explorer
 
 
-def computed(recipe):
+def computed(recipe, beside):
     if recipe == "nonsense":
         raise InputError("recipe 'nonsense': no method is called 'nonsense'")
-    return {"recipe": recipe, "ece": 0.5}
+    return {"recipe": recipe, "beside": beside}
 
 
 @pytest.fixture
@@ -64,7 +64,9 @@ def test_there_is_nothing_else(explorer):
 
 
 def test_a_recipe_is_computed(explorer):
-    assert posted(explorer, {"recipe": "clip"}) == (200, {"recipe": "clip", "ece": 0.5})
+    assert posted(explorer, {"recipe": "clip"}) == (200, {"recipe": "clip", "beside": []})
+    asked = {"recipe": "clip", "beside": ["none", "vector"]}
+    assert posted(explorer, asked) == (200, asked)
 
 
 def test_a_bad_recipe_is_refused_with_its_sentence(explorer):
@@ -84,6 +86,13 @@ def test_a_recipe_that_is_no_text_is_refused(explorer):
     assert posted(explorer, {"recipe": 3})[1]["error"].startswith("recipe is 3: give text")
 
 
+@pytest.mark.parametrize("beside", ["none", [3], {"none": 1}, None])
+def test_other_recipes_are_a_list_of_texts(beside, explorer):
+    status, answer = posted(explorer, {"recipe": "clip", "beside": beside})
+    assert status == 400
+    assert answer["error"].startswith("beside is no list of texts")
+
+
 def test_a_long_request_is_refused_unread(explorer):
     status, answer = posted(explorer, {"recipe": "x" * LONGEST})
     assert status == 400
@@ -99,7 +108,7 @@ def test_other_names_for_this_machine_are_refused(host, explorer):
 
 
 def test_whatever_goes_wrong_is_answered(explorer):
-    explorer.compute = lambda recipe: 1 / 0
+    explorer.compute = lambda *asked: 1 / 0
     status, answer = posted(explorer, {"recipe": "clip"})
     assert status == 500
     assert answer["error"].startswith("this recipe failed (ZeroDivisionError")
@@ -133,7 +142,7 @@ def test_a_taken_port_is_said_with_a_remedy(explorer):
 def test_one_recipe_is_computed_at_a_time(explorer):
     inside, most = [0], [0]
 
-    def slow(recipe):
+    def slow(*asked):
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         threading.Event().wait(0.02)

@@ -129,7 +129,7 @@ def test_one_pair_of_axes_is_needed(pair):
 
 
 def test_without_matplotlib_the_numbers_remain(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     shown = PrintedAgainstCorrect.of(c=1.0)
     with pytest.raises(InputError, match=r"pip install 'featcal\[report\]'"):
         shown.plot()

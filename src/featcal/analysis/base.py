@@ -12,7 +12,7 @@ import numpy as np
 
 from featcal.core.errors import InputError
 from featcal.core.fitting import plain
-from featcal.report.drawing import BLUE, VERMILLION, own_style
+from featcal.report.drawing import BLUE, VERMILLION, own_style, require_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,16 +97,6 @@ def all_axes(ax: Panels | None) -> list[Axes]:
 def first_axes(ax: Panels | None) -> Axes:
     """The axes of a picture, or the first of several."""
     return all_axes(ax)[0]
-
-
-def require_matplotlib() -> None:
-    """Refuses to draw where matplotlib is missing, with the way to get it."""
-    try:
-        import matplotlib  # noqa: F401 - only to see whether it is there
-    except ImportError as error:
-        raise InputError(
-            "pictures need matplotlib, which is not installed: pip install 'featcal[report]'"
-        ) from error
 
 
 def ink(ax: Axes) -> str:

@@ -75,6 +75,25 @@ class NormalFit:
         return {"sigma": self.sigma, "mean": self.mean, "spread": self.spread}
 
 
+def sigma_error(sigma: float, rows: int, above: int, products: tuple[float, float, float]) -> float:
+    """The standard error of `sigma` over rows; values of one row need not be independent.
+
+    sigma^2 is the ratio of two sums over rows: q, a row's sum of squares, by a, its values above 0.
+    To first order it errs as the sum of q - sigma^2 a does (Cochran, "Sampling Techniques", 1977).
+
+    Args:
+        sigma: of the fit with mean 0.
+        rows: how many there are.
+        above: the sum of a.
+        products: the sums of q^2, q a and a^2.
+    """
+    if rows < 2 or not sigma > 0:
+        return math.nan
+    qq, qa, aa = products
+    left = max(qq - 2 * sigma**2 * qa + sigma**4 * aa, 0.0)
+    return math.sqrt(left * rows / (rows - 1)) / (2 * sigma * above)
+
+
 def _censored(above: int, zeros: int, total: float, squares: float) -> tuple[float, float]:
     """Mean and standard deviation of a normal sample of which `zeros` are known to be below 0.
 

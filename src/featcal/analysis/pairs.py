@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from featcal.analysis.bands import RESAMPLES, BandedDiagram, checked_number, said_and_so
-from featcal.analysis.base import Analysis, all_axes, require_matplotlib
+from featcal.analysis.base import Analysis, all_axes
 from featcal.analysis.reading import reading
 from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
@@ -87,7 +87,7 @@ class BeforeAfter(Analysis):
         """Draws both, on a pair of axes where one is given."""
         if ax is None:
             return super().plot()
-        require_matplotlib()
+        drawing.require_matplotlib()
         if len(all_axes(ax)) != 2:
             raise InputError("ax is not a pair of axes: pass one for before and one for after")
         both = (self.before, self.after)

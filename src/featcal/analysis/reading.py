@@ -45,6 +45,10 @@ class Rows:
             assert batch.features is not None
             yield (batch.features,)
 
+    def signed(self) -> bool:
+        """Whether a feature of any row is negative, as after a LayerNorm; one pass."""
+        return any(bool((features < 0).any()) for (features,) in self.features())
+
     def both(self, calibrator: Calibrator | None) -> Iterator[tuple[Batch, Tensor, Tensor]]:
         """Each batch with its logits before and after a calibrator."""
         for batch, logits in self:

@@ -129,6 +129,8 @@ class ClipSweep(Analysis):
     ) -> tuple[ClipSweep, ...]:
         """A sweep for each of several tails, over one grid and for the price of one clip.
 
+        A tail that comes twice, with thresholds of two fits, is swept once.
+
         Args:
             val: see `of`.
             test: see `of`.
@@ -155,24 +157,24 @@ class ClipSweep(Analysis):
         with reading(val, head, features_for=WHAT) as rows:
             grid = threshold_grid(rows, thresholds, known, points)
             groups = Groups.of_rows(rows, confidence)
-            scored, learned = sweep_val(rows, grid, tails, groups, checked_bins(bins))
+            distinct = {repr(tail): tail for tail in tails}
+            recipes = list(distinct.values())
+            scored, learned = sweep_val(rows, grid, recipes, groups, checked_bins(bins))
         with reading(test, head, features_for=WHAT) as rows:
             tested = sweep_test(rows, grid, learned, Groups.of_rows(rows, confidence), bins)
+        values = [tuple(map(_learned, found)) for found in learned]
+        swept = dict(zip(distinct, zip(values, scored, tested, strict=True), strict=True))
         at = torch.tensor(grid, dtype=torch.float64)
         return tuple(
             cls(
                 "clip" if tail is None else f"clip | {tail!r}",
                 at,
-                tuple(map(_learned, found)),
-                on_val,
-                on_test,
+                *swept[repr(tail)],
                 grid.index(c),
-                _lowest(getattr(on_val, criterion)),
+                _lowest(getattr(swept[repr(tail)][1], criterion)),
                 criterion,
             )
-            for tail, found, on_val, on_test, c in zip(
-                tails, learned, scored, tested, known, strict=True
-            )
+            for tail, c in zip(tails, known, strict=True)
         )
 
     def numbers(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class UnitMeans(Analysis):
         absolute: bool | None = None,
         reference: bool = False,
     ) -> UnitMeans:
-        """The means over the groups of `data`, in one pass beyond that for the groups.
+        """The means over the groups of `data`.
 
         Args:
             data: labelled rows with features.
@@ -72,17 +72,17 @@ class UnitMeans(Analysis):
             confidence: of the groups, else.
             units: how many to draw at random; all of them where there are fewer.
             seed: of the draw.
-            absolute: whether to average absolute values; None to do so where a value is negative.
+            absolute: whether to average absolute values; None to do so where a row has a negative.
             reference: draw with replacement, as the paper's figure did: some units come twice.
         """
         if isinstance(units, bool) or not isinstance(units, int) or units < 1:
             raise InputError(f"units is {units!r}: pass an integer of at least 1")
         with reading(data, head, features_for="the mean of every unit") as rows:
             found = groups_of(rows, groups, confidence)
-            plain, sizes, signed = _sums(rows, found)
-        absolute = signed if absolute is None else bool(absolute)
+            absolute = rows.signed() if absolute is None else bool(absolute)
+            sums = _sums(rows, found, absolute=absolute)
         counts = torch.tensor(found.sizes, dtype=torch.float64)[:, None]
-        hce, lce = (sizes if absolute else plain) / counts
+        hce, lce = sums / counts
         chosen = _draw(rows.facts.width, units, seed, reference=reference)
         return cls(found, hce, lce, chosen, absolute)
 
@@ -150,17 +150,14 @@ def _columns(units: Tensor, hce: Tensor, lce: Tensor) -> dict[str, Any]:
     return {"unit": units.tolist(), **rounded}
 
 
-def _sums(rows: Rows, groups: Groups) -> tuple[Tensor, Tensor, bool]:
-    """Sums of the values and of their sizes over both groups, (2, d) each; is a value negative?"""
-    plain = torch.zeros(2, rows.facts.width, dtype=torch.float64)
-    sizes, lowest = plain.clone(), 0.0
+def _sums(rows: Rows, groups: Groups, *, absolute: bool) -> Tensor:
+    """Sums of the values, or of their sizes, over both groups: (2, d)."""
+    sums = torch.zeros(2, rows.facts.width, dtype=torch.float64)
     for (features,), masks in groups.along(rows.features()):
-        for index, mask in enumerate(masks):
-            values = features[mask]
-            plain[index] += values.sum(0, dtype=torch.float64).cpu()
-            sizes[index] += values.abs().sum(0, dtype=torch.float64).cpu()
-        lowest = min(lowest, float(features.min()) if len(features) else 0.0)
-    return plain, sizes, lowest < 0
+        for row, mask in zip(sums, masks, strict=True):
+            values = features[mask].abs() if absolute else features[mask]
+            row += values.sum(0, dtype=torch.float64).cpu()
+    return sums
 
 
 def _draw(width: int, units: int, seed: int, *, reference: bool) -> Tensor:

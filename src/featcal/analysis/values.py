@@ -16,12 +16,14 @@ from torch import Tensor
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes
 from featcal.analysis.groups import CONFIDENCE, Groups, groups_of
 from featcal.analysis.magnitudes import Magnitudes
-from featcal.analysis.normal import NormalFit
+from featcal.analysis.normal import NormalFit, sigma_error
 from featcal.analysis.reading import Rows, reading
+from featcal.analysis.shares import Z
 from featcal.core.batch import Batch, Data, Head
 from featcal.core.errors import InputError
 from featcal.metrics.inputs import checked_bins
 from featcal.report.drawing import DASHES, TEXT
+from featcal.report.intervals import UNKNOWN, Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +45,10 @@ class FeatureValues(Analysis):
         counts: (2, m) int64, values of HCE and of LCE rows in each bin.
         values: (2,) all values of each group, those outside of the bins too.
         fits: of HCE and of LCE values; see `analysis/normal.py` for the estimator.
-        signed: whether a value is negative; the fits are of rectified normals otherwise.
+        signed: whether features may be negative; the fits are of rectified normals otherwise.
+        errors: standard errors over rows of the two sigmas; NaN for fewer than two rows.
+        zeros: the share of each group's values that are not above 0; half of them, were they
+            rectified normals of mean 0.
     """
 
     groups: Groups
@@ -52,6 +57,8 @@ class FeatureValues(Analysis):
     values: tuple[int, int]
     fits: tuple[NormalFit, NormalFit]
     signed: bool
+    errors: tuple[float, float]
+    zeros: tuple[float, float]
 
     @classmethod
     def of(
@@ -65,7 +72,7 @@ class FeatureValues(Analysis):
         limit: float | None = None,
         signed: bool | None = None,
     ) -> FeatureValues:
-        """The values of the groups of `data`, in two passes beyond that for the groups.
+        """The values of the groups of `data`.
 
         Args:
             data: labelled rows with features.
@@ -75,7 +82,7 @@ class FeatureValues(Analysis):
             bins: how many bins of equal width.
             limit: where the bins end: at 0 and `limit`, or at -limit and limit for signed
                 features; None for where 99.5 % of the values lie, infinity for the largest.
-            signed: whether features may be negative; None to see from the data.
+            signed: whether features may be negative; None to see from all rows of the data.
         """
         if limit is not None and not limit > 0:
             raise InputError(f"limit is {limit!r}: pass a number above 0, or None")
@@ -86,12 +93,27 @@ class FeatureValues(Analysis):
             for (features,), masks in found.along(rows.features()):
                 for sums, mask in zip(seen, masks, strict=True):
                     sums.add(features[mask])
-            signed = min(part.lowest for part in seen) < 0 if signed is None else bool(signed)
+            signed = rows.signed() if signed is None else bool(signed)
             edges = _edges(seen, m, limit, signed=signed)
             counts = _histogram(rows, found, edges)
         wrong, right = seen
         fits = wrong.fit(signed=signed), right.fit(signed=signed)
-        return cls(found, edges, counts, (wrong.n, right.n), fits, signed)
+        errors = wrong.error(signed=signed), right.error(signed=signed)
+        zeros = wrong.zero_share, right.zero_share
+        return cls(found, edges, counts, (wrong.n, right.n), fits, signed, errors, zeros)
+
+    @property
+    def gap(self) -> float:
+        """By how much the sigma of HCE values is the larger one."""
+        return self.fits[0].sigma - self.fits[1].sigma
+
+    @property
+    def interval(self) -> Interval:
+        """95 % interval of `gap` by normal theory, two independent groups of rows."""
+        error = math.hypot(*self.errors)
+        if math.isnan(error):
+            return UNKNOWN
+        return Interval(self.gap - Z * error, self.gap + Z * error)
 
     @property
     def density(self) -> Tensor:
@@ -109,6 +131,10 @@ class FeatureValues(Analysis):
             "signed": self.signed,
             "values": dict(zip(("hce", "lce"), self.values, strict=True)),
             "fits": {"hce": self.fits[0].as_json(), "lce": self.fits[1].as_json()},
+            "sigma_errors": dict(zip(("hce", "lce"), self.errors, strict=True)),
+            "zeros": dict(zip(("hce", "lce"), self.zeros, strict=True)),
+            "gap": self.gap,
+            "interval": self.interval.as_json(),
             "edges": [float(f"{edge:.6g}") for edge in self.edges.tolist()],
             "counts": {"hce": self.counts[0].tolist(), "lce": self.counts[1].tolist()},
         }
@@ -154,27 +180,46 @@ class _Sums:
     """What one pass keeps of the values of a group."""
 
     def __init__(self) -> None:
-        self.n = self.zeros = 0
+        self.n = self.zeros = self.rows = 0
         self.total = self.squares = 0.0
-        self.lowest, self.largest = 0.0, 0.0
+        self.largest = 0.0
         self.sizes = Magnitudes.none()
+        # By row: the sum of squares, q, and the number of values above 0, a: q^2, q a and a^2.
+        self.products = torch.zeros(3, dtype=torch.float64)
 
     def add(self, values: Tensor) -> None:
         if not values.numel():
             return
         low, high = (float(end) for end in torch.aminmax(values))
-        self.lowest = min(self.lowest, low)
         self.largest = max(self.largest, high, -low)
         self.n += values.numel()
-        self.zeros += int((values <= 0).sum())
+        self.rows += len(values)
+        squares, above = values.double().square_().sum(1), (values > 0).sum(1).double()
+        self.zeros += values.numel() - int(above.sum())
         self.total += float(values.sum(dtype=torch.float64))
-        self.squares += float(values.double().square_().sum())
+        self.squares += float(squares.sum())
+        pairs = (squares, squares), (squares, above), (above, above)
+        self.products += torch.stack([one @ other for one, other in pairs]).cpu()
         self.sizes += Magnitudes.of(values)
 
     def fit(self, *, signed: bool) -> NormalFit:
         zeros = 0 if signed else self.zeros
         above, rectified = self.n - zeros, not signed
         return NormalFit.of_sums(above, zeros, self.total, self.squares, rectified=rectified)
+
+    @property
+    def zero_share(self) -> float:
+        return self.zeros / self.n if self.n else math.nan
+
+    def error(self, *, signed: bool) -> float:
+        """The standard error of sigma over rows."""
+        sigma, (qq, qa, aa) = self.fit(signed=signed).sigma, self.products.tolist()
+        if not signed:
+            return sigma_error(sigma, self.rows, self.n - self.zeros, (qq, qa, aa))
+        width = self.n / max(self.rows, 1)  # every value counts
+        return sigma_error(
+            sigma, self.rows, self.n, (qq, width * self.squares, width**2 * self.rows)
+        )
 
 
 def _edges(seen: list[_Sums], bins: int, limit: float | None, *, signed: bool) -> Tensor:

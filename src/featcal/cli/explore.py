@@ -38,7 +38,7 @@ def explore(pack_path: Path, port: int, fit_split: str, split: str, browser: boo
     """
     from featcal.page.content import Content
     from featcal.page.html import check_packages, render
-    from featcal.page.live import answer
+    from featcal.page.live import Live
     from featcal.page.serve import Explorer
 
     check_packages()
@@ -46,7 +46,7 @@ def explore(pack_path: Path, port: int, fit_split: str, split: str, browser: boo
     with progress_bar(), about(pack, fit_split, split):
         content = Content.of(pack, fit=fit_split, test=split)
     page = render(content, live=True)
-    with Explorer(page, lambda recipe: answer(content, recipe), port) as explorer:
+    with Explorer(page, Live(content).answer, port) as explorer:
         tables.say(f"{pack_path} is at {explorer.address}; Ctrl-C ends it.")
         if browser:  # beside the server: a browser in the terminal waits for its page
             threading.Thread(target=webbrowser.open, args=(explorer.address,), daemon=True).start()

@@ -15,9 +15,10 @@ from featcal.core.progress import track
 from featcal.data import Pack
 from featcal.data.manifest import MANIFEST
 from featcal.data.pack import sha256
+from featcal.page.advice import Place
 from featcal.page.entries import SURE, Entry, Scene, check_train, classes_of, sweeps_of
 from featcal.page.phrases import FROM
-from featcal.page.words import Place, Summary, summary
+from featcal.page.words import Summary, summary
 from featcal.report.comparison import DEFAULT_RECIPES, NONE, RESAMPLES, compare, parse_all
 from featcal.report.resample import checked_resamples
 from featcal.report.rows import Comparison, Row
@@ -126,7 +127,7 @@ class Content:
             (classes_of(scene, found[0]), classes_of(scene, after)),
             units,
             values,
-            sweeps_of(scene, [row.calibrator for row in found]),
+            sweeps_of(scene, found),
             notes,
             _about(scene, found, command),
         )
@@ -207,7 +208,8 @@ def _features(scene: Scene, seed: int) -> tuple[UnitMeans | None, FeatureValues 
     if not scene.has_features:
         return None, None
     of, groups = (scene.test, scene.head), scene.groups
-    return UnitMeans.of(*of, groups=groups, seed=seed), FeatureValues.of(*of, groups=groups)
+    units = UnitMeans.of(*of, groups=groups, seed=seed)
+    return units, FeatureValues.of(*of, groups=groups, signed=units.absolute)
 
 
 def files_of(entries: Sequence[Entry]) -> list[tuple[str, str]]:

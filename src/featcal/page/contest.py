@@ -1,4 +1,4 @@
-"""Which recipe is the best by a metric, and from which others it cannot be told apart."""
+"""Which recipe is the best by a metric, from which others it cannot be told apart, which to use."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import final
 
 from featcal.report.columns import COLUMNS
 from featcal.report.intervals import ROUNDING, Difference
-from featcal.report.rows import Comparison
+from featcal.report.rows import Comparison, Row
 
 
 @final
@@ -51,6 +51,46 @@ def contest(
     alike = tuple(place for place in places if place == best or _same(found[place]))
     tied = tuple(place for place in places if place in alike or found[place].verdict != "worse")
     return Contest(best, alike, tied)
+
+
+def helped(comparison: Comparison) -> tuple[int, ...]:
+    """The places of the rows that lower the loss by more than chance."""
+    return tuple(
+        place
+        for place in range(1, len(comparison))
+        if _judged(comparison, place, "nll") == "better"
+    )
+
+
+def recommended(comparison: Comparison) -> int | None:
+    """The place of the recipe to use: the simplest of those no other beats by NLL."""
+    found = contest(comparison, "nll", helped(comparison))
+    if found is None:
+        return None
+    return min(
+        found.tied, key=lambda place: (costs(comparison, place), complexity(comparison[place]))
+    )
+
+
+def steps(row: Row) -> int:
+    """How many steps a recipe has."""
+    return 0 if row.calibrator is None else len(row.calibrator.steps_in_order())
+
+
+def costs(comparison: Comparison, place: int) -> bool:
+    """Whether a recipe is known to cost accuracy."""
+    return _judged(comparison, place, "accuracy") == "worse"
+
+
+def complexity(row: Row) -> tuple[int, int]:
+    """The steps of a recipe, and the numbers it learned."""
+    learned = () if row.calibrator is None else row.calibrator.buffers()
+    return steps(row), sum(found.numel() for found in learned)
+
+
+def _judged(comparison: Comparison, place: int, metric: str) -> str | None:
+    found = comparison.difference(place, metric)
+    return None if found is None else found.verdict
 
 
 def paired(comparison: Comparison, index: int, other: int, metric: str) -> Difference:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -35,6 +35,7 @@ from featcal.report.rows import Row
 
 SURE = 0.8  # the paper's level of a confident answer, in its entropy table and histograms
 LARGE = 2**27  # features of all rows: half a gigabyte
+WARM = "clip | temperature"
 BANDS = 400  # resamples behind a band; a band is drawn some pixels wide
 
 
@@ -164,21 +165,40 @@ def classes_of(scene: Scene, row: Row) -> GroupCalibration:
     return GroupCalibration.of(scene.test, calibrator, scene.head, names=names, bins=scene.bins)
 
 
-def sweeps_of(scene: Scene, calibrators: Sequence[Calibrator | None]) -> tuple[ClipSweep, ...]:
-    """What every threshold would do: for clip alone, with temperature, and for each tail given.
+@final
+@dataclass(frozen=True)
+class Clipped:
+    """A recipe that begins with a clip: what comes after it, and where a fit has put it."""
+
+    tail: str | None
+    threshold: float
+
+    @classmethod
+    def of(cls, calibrator: Calibrator | None) -> Clipped | None:
+        """None where a sweep makes no sense."""
+        steps = [] if calibrator is None else calibrator.steps_in_order()
+        if not steps or not isinstance(steps[0], FeatureClip) or any(map(_dear, steps[1:])):
+            return None
+        return cls(" | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold))
+
+
+def sweeps_of(scene: Scene, rows: Iterable[Row]) -> tuple[ClipSweep, ...]:
+    """What every threshold would do: for clip alone, with temperature, and for each row it suits.
 
     Args:
-        scene: the rows.
-        calibrators: fitted; those that begin with a clip tell where it ended, and what comes after.
+        scene: the scored rows.
+        rows: fitted recipes; those that begin with a clip tell where it ended, and what follows.
     """
     if not scene.has_features:
         return ()
-    known: dict[str | None, float] = {}
-    for found in filter(None, map(clip_and_tail, calibrators)):
-        known.setdefault(*found)
+    given = {row.recipe: Clipped.of(row.calibrator) for row in rows}
+    known = {recipe: clipped for recipe, clipped in given.items() if clipped is not None}
+    if "clip" not in known:
+        known["clip"] = Clipped(None, _fitted_clip(scene))
     # Step by step a clip is fitted for itself, so that one threshold serves for every tail.
-    own = known[None] if None in known else _fitted_clip(scene)
-    return sweep(scene, {None: own, "temperature": own, **known})
+    known.setdefault(WARM, Clipped("temperature", known["clip"].threshold))
+    first = {name: known.pop(name) for name in ("clip", WARM)}
+    return sweep(scene, {**first, **known})
 
 
 def _fitted_clip(scene: Scene) -> float:
@@ -187,27 +207,21 @@ def _fitted_clip(scene: Scene) -> float:
         return float(FeatureClip().fit(scene.fit, scene.head).threshold)
 
 
-def clip_and_tail(calibrator: Calibrator | None) -> tuple[str | None, float] | None:
-    """The text after a leading clip, and its threshold; None where a sweep makes no sense."""
-    steps = [] if calibrator is None else calibrator.steps_in_order()
-    if not steps or not isinstance(steps[0], FeatureClip) or any(map(_dear, steps[1:])):
-        return None
-    return " | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold)
-
-
-def sweep(scene: Scene, thresholds: Mapping[str | None, float]) -> tuple[ClipSweep, ...]:
-    """The sweeps of clip with several tails, by the threshold a fit has found for each."""
+def sweep(scene: Scene, recipes: Mapping[str, Clipped]) -> tuple[ClipSweep, ...]:
+    """A sweep under the name of each recipe, all over one grid."""
     head = scene.head
     assert head is not None
-    return ClipSweep.several(
+    found = ClipSweep.several(
         scene.fit,
         scene.test,
         head,
-        thens=list(thresholds),
-        fitted=list(thresholds.values()),
+        thens=[one.tail for one in recipes.values()],
+        fitted=[one.threshold for one in recipes.values()],
         confidence=SURE,
         bins=scene.bins,
     )
+    # The curves know no arguments of a clip; the threshold that its fit chose is its own.
+    return tuple(replace(one, recipe=name) for one, name in zip(found, recipes, strict=True))
 
 
 def _dear(step: Calibrator) -> bool:

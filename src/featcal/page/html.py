@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featcal.analysis import ClipSweep
 from featcal.core.errors import InputError
 from featcal.page import sentences, tables
 from featcal.page.content import Content
@@ -31,7 +32,7 @@ KINDS = {
     "over": ("▲", "Too sure"),
     "under": ("▼", "Too modest"),
     "calibrated": ("●", "Well calibrated"),
-    "mixed": ("◆", "Mixed"),
+    "mixed": ("◆", "Off in places"),
     "unclear": ("?", "Too few rows"),
 }
 
@@ -47,7 +48,7 @@ def render(content: Content, *, live: bool = False) -> str:
         InputError: when jinja2 or plotly is missing.
     """
     template = _environment().get_template("page.html")
-    return template.render(
+    page = template.render(
         content=content,
         live=live,
         title=_title(content),
@@ -61,6 +62,8 @@ def render(content: Content, *, live: bool = False) -> str:
         plotly=_plotly(),
         data=embedded({**content.as_json(), "shown": content.pick}),
     )
+    # Half a character, as odd bytes in a path give, is spelled out as JSON spells it.
+    return page.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def embedded(value: dict[str, Any]) -> Markup:
@@ -102,16 +105,24 @@ def page_tables(content: Content) -> dict[str, tables.Table]:
 def page_words(content: Content) -> dict[str, list[str]]:
     """The sentences under the figures, by section."""
     others = content.entries[1:]
-    clipped = [entry for entry in others if entry.recipe == "clip"]
     return {
-        "entropy": [sentences.entropy_words(entry.entropy) for entry in clipped or others[:1]],
+        "entropy": sentences.entropy_findings({one.recipe: one.entropy for one in others}),
         "counts": [sentences.counts_words(content.entries[content.pick].counts)],
         "changed": [_changed_words(content)] if others else [],
         "classes": [sentences.classes_words(content.classes[0])],
         "units": [] if content.units is None else [sentences.units_words(content.units)],
         "values": [] if content.values is None else [sentences.values_words(content.values)],
-        "sweeps": [sentences.sweep_words(sweep) for sweep in content.sweeps],
+        "sweeps": [sentences.sweep_words(sweep) for sweep in _curves(content.sweeps)],
     }
+
+
+def _curves(sweeps: Sequence[ClipSweep]) -> list[ClipSweep]:
+    """Each curve once: recipes that differ in the arguments of their clip share one."""
+    return [
+        one
+        for place, one in enumerate(sweeps)
+        if all(one.val is not other.val for other in sweeps[:place])
+    ]
 
 
 def _changed_words(content: Content) -> str:

@@ -6,6 +6,12 @@ from featcal.page import sentences, tables
 from featcal.page.content import Content
 from featcal.report import render
 
+MEANING = (
+    "ECE, expected calibration error: how far confidence and the share of right answers lie apart, "
+    "on average over levels of confidence. NLL, negative log-likelihood: how unlikely the model "
+    "thought the truth was, on average. Both: lower is better."
+)
+
 
 def markdown(content: Content) -> str:
     """The text, without figures and without anything that needs a browser."""
@@ -15,12 +21,12 @@ def markdown(content: Content) -> str:
     if summary.command:
         parts.append(f"```\n{summary.command}\n```")
     parts += [f"> {caution}" for caution in (*summary.cautions, *content.notes)]
-    parts.append(render.markdown(content.comparison).rstrip())
+    parts += [MEANING, render.markdown(content.comparison).rstrip()]
     if len(entries) > 1:
         table = tables.entropy_table(entries)
         level = content.scene.groups.confidence
         parts.append(f"### {table.caption}, of answers above {100 * level:g} % confidence")
         parts.append(tables.markdown_table(table).rstrip())
-        clipped = [entry for entry in entries if entry.recipe == "clip"] or entries[1:2]
-        parts += [sentences.entropy_words(entry.entropy) for entry in clipped]
+        growths = {entry.recipe: entry.entropy for entry in entries[1:]}
+        parts += sentences.entropy_findings(growths)
     return "\n\n".join(parts) + "\n"

@@ -34,6 +34,19 @@ def about(share: float) -> str:
     return f"{rounded} %"
 
 
+def apart(said: float, right: float) -> tuple[str, str]:
+    """Two shares, with as many digits as it takes to see that they differ.
+
+    >>> apart(0.9, 0.82), apart(0.894, 0.886)
+    (('90 %', '82 %'), ('89.4 %', '88.6 %'))
+    """
+    for told in (about, percent, lambda share: f"{100 * share:.2f} %"):
+        texts = told(said), told(right)
+        if texts[0] != texts[1]:
+            return texts
+    return about(said), about(right)
+
+
 def points(share: float) -> str:
     """9.2 points, 1 point: of 100."""
     text = f"{100 * share:.2f}" if abs(share) < 0.01 else f"{100 * share:.1f}"
@@ -79,13 +92,17 @@ def listed(names: Sequence[str]) -> str:
 def in_words(recipe: str) -> str:
     """The recipe by the names its steps have in the literature, where they have one.
 
-    >>> in_words("clip | temperature")
-    'feature clipping, then temperature scaling'
+    >>> in_words("clip(min_accuracy=0.99) | temperature")
+    'feature clipping (min_accuracy=0.99) followed by temperature scaling'
     """
     recipe, where, file = recipe.partition(FROM)
-    steps = (step.strip() for step in recipe.split(" | "))
-    named = (STEPS.get(step.partition("(")[0], step) for step in steps)
-    return ", then ".join(named) + where + file
+    return " followed by ".join(map(_step, recipe.split(" | "))) + where + file
+
+
+def _step(step: str) -> str:
+    """One step; its arguments stay, since they may be all that tells two recipes apart."""
+    name, opened, arguments = step.strip().partition("(")
+    return f"{STEPS[name]}{' ' if opened else ''}{opened}{arguments}" if name in STEPS else step
 
 
 def capital(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 
 from featcal.analysis import (
     ChangedPredictions,
@@ -13,13 +15,45 @@ from featcal.analysis import (
     GroupCalibration,
     UnitMeans,
 )
-from featcal.page.phrases import about, capital, in_words, percent
+from featcal.analysis.entropy import FEW
+from featcal.page.phrases import FROM, about, capital, in_words, percent
 
 SAME = 1e-6  # nats; a smaller change is rounding
+CONTROL = "temperature"  # divides all logits by one number, whatever the features are
+HALF, NEAR = 0.5, 0.1  # of values at 0 as a rectified normal of mean 0 has them, and how nearly
 
 
-def entropy_words(found: EntropyGrowth) -> str:
-    """The paper's claim, measured: clipping takes more certainty from wrong answers than right."""
+def entropy_findings(growths: Mapping[str, EntropyGrowth]) -> list[str]:
+    """The paper's claim for every clip among the recipes, else what the first one does.
+
+    Args:
+        growths: of each recipe by its text, that of the network as it is left out.
+    """
+    named = {name: replace(found, recipe=name) for name, found in growths.items()}
+    clips = [found for found in named.values() if _is_clip(found.recipe)]
+    return [
+        entropy_words(found, control_for(found, growths))
+        for found in clips or list(named.values())[:1]
+    ]
+
+
+def control_for(found: EntropyGrowth, growths: Mapping[str, EntropyGrowth]) -> EntropyGrowth | None:
+    """What a recipe that uses features is to be held against, where it is among these."""
+    return growths.get(CONTROL) if found.recipe.startswith("clip") else None
+
+
+def _is_clip(recipe: str) -> bool:
+    recipe = recipe.partition(FROM)[0]
+    return recipe.partition("(")[0] == "clip" and " | " not in recipe
+
+
+def entropy_words(found: EntropyGrowth, control: EntropyGrowth | None = None) -> str:
+    """The paper's claim, measured: clipping takes more certainty from wrong answers than right.
+
+    Args:
+        found: of the recipe it is about.
+        control: of temperature scaling on the same rows: any softening may do what is claimed.
+    """
     groups = found.groups
     wrong, right = groups.sizes
     level = about(groups.confidence)
@@ -28,9 +62,9 @@ def entropy_words(found: EntropyGrowth) -> str:
         return f"No answer above {level} confidence is {which}, so there is nothing to compare."
     grew = [float(growth) for growth in found.growth]
     told = (
-        f"With {in_words(found.recipe)}, the entropy of confident wrong answers "
-        f"({wrong:,} above {level}) {_grew(grew[0])}, that of confident right ones ({right:,}) "
-        f"{_grew(grew[1])}."
+        f"With {in_words(found.recipe)}, the entropy (how undecided the model is) of confident "
+        f"wrong answers ({wrong:,} above {level}) {_grew(grew[0])}, that of confident right ones "
+        f"({right:,}) {_grew(grew[1])}."
     )
     if max(map(abs, grew)) < SAME:
         return (
@@ -47,10 +81,26 @@ def entropy_words(found: EntropyGrowth) -> str:
     what, way = ("takes more certainty", "from") if takes else ("gives more certainty", "to")
     more, less = ("wrong", "right") if (low > 0) == takes else ("right", "wrong")
     claim = ""
-    if found.recipe.startswith("clip") and takes:
+    if _is_clip(found.recipe) and takes:
         claim = ", as the paper claims" if low > 0 else ", the opposite of what the paper claims"
     so = f"it {what} {way} {more} answers than {way} {less} ones{claim}"
-    return f"{told} The difference is {span}: {so}.{rough}"
+    beside = _beside(found, control) if control is not None and takes and low > 0 else ""
+    return f"{told} The difference is {span}: {so}.{rough}{beside}"
+
+
+def _beside(found: EntropyGrowth, control: EntropyGrowth) -> str:
+    """What a recipe that cannot know about features does to the same answers."""
+    low, high = control.interval.low, control.interval.high
+    named = f"{capital(in_words(control.recipe))}, which never looks at features,"
+    span = f"{control.gap:+.4f} nats (95 % interval {low:+.4f} to {high:+.4f})"
+    if low <= 0:
+        return f" {named} does not do so beyond chance: {span}."
+    if high < found.interval.low:
+        return f" {named} does the same less strongly: {span}."
+    much = "more strongly" if low > found.interval.high else "about as strongly"
+    return (
+        f" {named} does the same {much}: {span}. So this alone is no sign that the features matter."
+    )
 
 
 def _grew(by: float) -> str:
@@ -79,24 +129,70 @@ def values_words(found: FeatureValues) -> str:
         return "One of the groups has no rows, so their values cannot be compared."
     kind = "normal" if found.signed else "rectified normal"
     told = (
-        f"Fitted with a {kind} of mean 0, the values have sigma {wrong:.4g} where a confident "
-        f"answer is wrong and {right:.4g} where it is right"
+        f"Fitted with a {kind} of mean 0, as the paper's theory has it, the values have sigma "
+        f"(their spread) {wrong:.4g} where a confident answer is wrong and {right:.4g} where it is "
+        "right"
     )
-    if wrong > right:
-        return f"{told}: wider where it is wrong, as the paper reports of its networks."
-    return f"{told}: not wider where it is wrong, unlike what the paper reports of its networks."
+    return f"{told}{_wider(found)}{_zeros(found)}"
+
+
+def _wider(found: FeatureValues) -> str:
+    """Whether the values of wrong answers are spread more, as far as these rows can tell."""
+    low, high = found.interval.low, found.interval.high
+    if math.isnan(low):
+        return "; there are too few rows to tell whether that is more than chance."
+    digits = _digits((high - low) / 2)
+    gap, low_text, high_text = (f"{end:+z.{digits}f}" for end in (found.gap, low, high))
+    span = f". The difference is {gap} (95 % interval {low_text} to {high_text})"
+    rough = " The smaller group has few rows, so the interval is rough."
+    few = rough if min(found.groups.sizes) < FEW else ""
+    if low <= 0 <= high:
+        return f"{span}, which may be chance.{few}"
+    if low > 0:
+        return f"{span}: wider where it is wrong, as the paper reports of its networks.{few}"
+    return (
+        f"{span}: narrower where it is wrong, the opposite of what the paper reports of its "
+        f"networks.{few}"
+    )
+
+
+def _digits(error: float) -> int:
+    """Decimals that show two figures of an error."""
+    return max(0, 1 - math.floor(math.log10(error))) if error > 0 else 4
+
+
+def _zeros(found: FeatureValues) -> str:
+    """Where the values are no rectified normals of mean 0, which have half of them at 0."""
+    if found.signed or all(abs(share - HALF) <= NEAR for share in found.zeros):
+        return ""
+    wrong, right = (percent(share) for share in found.zeros)
+    return (
+        f" Of such a normal half the values would be 0; of these, {wrong} (wrong answers) and "
+        f"{right} (right ones) are. It does not describe them, so read sigma as no more than the "
+        "root mean square of the values above 0."
+    )
 
 
 def counts_words(found: ConfidentCounts, level: float = 0.95) -> str:
     """How many confident answers are wrong, before and after."""
     at = found.levels.index(level) if level in found.levels else len(found.levels) - 1
-    shown = []
-    name = in_words(found.recipe)
-    for word, counts in (("as they are", found.before), (f"with {name}", found.after)):
-        right, wrong = (int(count) for count in counts[:, at])
-        share = f", {percent(wrong / (right + wrong))}" if right + wrong else ""
-        shown.append(f"{wrong:,} of {right + wrong:,} are wrong {word}{share}")
-    return f"Of the answers above {about(found.levels[at])} confidence, {'; '.join(shown)}."
+    (right, wrong), (right_after, wrong_after) = (
+        [int(count) for count in counts[:, at]] for counts in (found.before, found.after)
+    )
+    told, tail = f"No answer is above {about(found.levels[at])} confidence", " of such are wrong"
+    if right + wrong:
+        told = f"Of the answers above {about(found.levels[at])} confidence, "
+        told, tail = f"{told}{_share(wrong, right + wrong)} are wrong", ""
+    if found.recipe == "none":
+        return f"{told} as the model is."
+    after = "no answer is that sure"
+    if right_after + wrong_after:
+        after = _share(wrong_after, right_after + wrong_after) + tail
+    return f"{told} as the model is; with {in_words(found.recipe)}, {after}."
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({percent(part / whole)})"
 
 
 def changed_words(found: ChangedPredictions) -> str:
@@ -118,25 +214,30 @@ def classes_words(found: GroupCalibration) -> str:
     over, under = int((low > 0).sum()), int((high < 0).sum())
     filled = int((found.count > 0).sum())
     few = int((found.few & (found.count > 0)).sum())
-    some = f" {few:,} of the {filled:,} have fewer than 100 rows." if few else ""
+    which = "All" if few == filled else f"{few:,} of the {filled:,}"
+    some = f" {which} have fewer than 100 rows." if few else ""
+    chance = 0.05 * filled
+    expected = f"about {chance:.0f}" if chance >= 1 else "fewer than one"
+    beside = f"; {expected} would be so by chance alone"
+    if 0 < over + under <= chance:
+        beside = f", no more than chance alone would give ({expected})"
     return (
         f"Predicted classes: {filled:,}. By the 95 % interval of each, the model as it is claims "
-        f"too much in {over:,} and too little in {under:,}; about {0.05 * filled:.0f} would be so "
-        f"by chance alone.{some}"
+        f"too much in {over:,} and too little in {under:,}{beside}.{some}"
     )
 
 
 def sweep_words(found: ClipSweep) -> str:
     """Where the optimum lies, and what it gives on the scored rows."""
-    best = found.best
+    best, name = found.best, in_words(found.recipe)
     if math.isinf(float(found.thresholds[best])):
         return (
-            f"For {in_words(found.recipe)} no threshold on this grid lowers the loss of the fit "
-            "split: the best is not to clip."
+            f"No threshold on this grid lowers the loss of {name} on the rows it is fitted on: the "
+            "best is not to clip."
         )
     c, last = float(found.thresholds[best]), len(found.thresholds) - 1
     before, after = (float(found.test.ece[place]) for place in (last, best))
     return (
-        f"For {in_words(found.recipe)} the loss of the fit split is lowest at c = {c:.4g}; on the "
-        f"scored rows ECE is then {percent(after)}, and {percent(before)} without clipping."
+        f"The loss of {name} on the rows it is fitted on is lowest at c = {c:.4g}; on the scored "
+        f"rows ECE is then {percent(after)}, and {percent(before)} without clipping."
     )

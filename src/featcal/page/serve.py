@@ -1,14 +1,15 @@
 """The page on this machine alone, with a box that computes any recipe while one waits.
 
-Nobody else is to reach it: it listens on 127.0.0.1, answers to that name alone (a page elsewhere
-could point a name of its own here), and takes nothing but JSON, which other pages may not send.
+No other machine is to reach it: it listens on 127.0.0.1, answers to that name alone (a page
+elsewhere could point a name of its own here), and takes nothing but JSON, which other pages may not
+send. Other users of the same machine can reach it, and see no more than the page shows.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,10 +19,11 @@ from featcal.core.errors import InputError
 
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
-LONGEST = 4096  # bytes of a request: the longest recipe, and some room
+LONGEST = 2**16  # bytes of a request: some dozens of recipes
 JSON_TYPE = "application/json"
 
-Compute = Callable[[str], dict[str, Any]]  # a recipe's text -> what the page shows of it
+# The text of a recipe and those it stands beside -> what the page shows of it.
+Compute = Callable[[str, Sequence[str]], dict[str, Any]]
 
 
 @final
@@ -75,9 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         try:
-            recipe = self._recipe()
+            asked = self._asked()
             with self.server.one_at_a_time:
-                found = self.server.compute(recipe)
+                found = self.server.compute(*asked)
         except InputError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
@@ -88,18 +90,20 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.dumps(found, allow_nan=False).encode()
         self._send(HTTPStatus.OK, body, JSON_TYPE)
 
-    def _recipe(self) -> str:
+    def _asked(self) -> tuple[str, list[str]]:
         length = self.headers.get("Content-Length", "")
         if not (length.isascii() and length.isdigit()) or int(length) > LONGEST:
             raise InputError(f"a request has at most {LONGEST} bytes: shorten the recipe")
         try:
             asked = json.loads(self.rfile.read(int(length)))
-            recipe = asked["recipe"]
+            recipe, beside = asked["recipe"], asked.get("beside", [])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise InputError('give {"recipe": "clip | temperature"}') from error
         if not isinstance(recipe, str):
             raise InputError(f"recipe is {recipe!r}: give text, as in 'clip | temperature'")
-        return recipe
+        if not isinstance(beside, list) or not all(isinstance(name, str) for name in beside):
+            raise InputError("beside is no list of texts: give the recipes the page shows already")
+        return recipe, beside
 
     def _is_ours(self) -> bool:
         """Whether the request was made by our own page, or by hand."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -63,27 +63,35 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
 
+RECIPE = Head("recipe", "what was fitted", numeric=False)
 MEANING = {
     "accuracy": "share of right answers; higher is better",
-    "overconfidence": "mean confidence minus accuracy; nearer to 0 is better",
+    "overconfidence": "mean confidence minus accuracy; nearer to 0 is better, and sorted so",
     "ece": "mean gap between confidence and accuracy, in bins of equal width; lower is better",
     "adaptive_ece": "the same in bins with equally many rows; lower is better",
-    "nll": "negative log-likelihood of the true class; lower is better",
-    "brier": "squared distance from the truth; lower is better",
+    "nll": "how unlikely the truth was by the model: minus the logarithm of the probability it "
+    "gave to the true class, on average; lower is better",
+    "brier": "squared distance of the probabilities from the truth; lower is better",
 }
+
+
+def _by_recipe(
+    name: str, caption: str, heads: Iterable[tuple[str, str]], rows: Iterable[tuple[Cell, ...]]
+) -> Table:
+    """A table with a row a recipe; the heads are those of its numbers, with what they mean."""
+    return Table(name, caption, (RECIPE, *(Head(*head) for head in heads)), tuple(rows))
 
 
 def comparison_table(comparison: Comparison) -> Table:
     """One row a recipe; the best of a column is marked where no other may be as good."""
     shown = columns(SHOWN)
-    heads = [Head(SHORT.get(column.name, column.unit), MEANING[column.name]) for column in shown]
+    heads = [(SHORT.get(column.name, column.unit), MEANING[column.name]) for column in shown]
     winners = {column.name: _winners(comparison, column) for column in shown}
     rows = []
     for index, row in enumerate(comparison):
         cells = [_metric(comparison, index, column, winners[column.name]) for column in shown]
         rows.append((_recipe(row.recipe), *cells))
-    recipe = Head("recipe", "what was fitted", numeric=False)
-    return Table("comparison", "All recipes on the same rows", (recipe, *heads), tuple(rows))
+    return _by_recipe("comparison", "All recipes on the same rows", heads, rows)
 
 
 def _winners(comparison: Comparison, column: Column) -> tuple[int, ...]:
@@ -100,7 +108,10 @@ def _metric(comparison: Comparison, index: int, column: Column, best: tuple[int,
     found = comparison.difference(index, column.name)
     judged = "" if found is None or found.verdict in (None, "undecided") else found.verdict
     mark = "best" if index in best else judged or ""
-    return Cell(column.number(value), value, _ends(scores.interval(column.name), column), mark)
+    size = value if column.better else abs(value)  # too modest is no better than too sure
+    return Cell(
+        column.number(value), _known(size), _ends(scores.interval(column.name), column), mark
+    )
 
 
 def _ends(found: Interval, column: Column) -> str:
@@ -117,15 +128,14 @@ def _recipe(recipe: str) -> Cell:
 def entropy_table(entries: Sequence[Entry]) -> Table:
     """The paper's table: mean entropy of confident wrong and right rows, before and after."""
     heads = (
-        Head("recipe", "what was fitted", numeric=False),
-        Head("wrong before", "mean entropy of confident wrong answers, as the model is"),
-        Head("wrong after", "the same answers, calibrated"),
-        Head("right before", "mean entropy of confident right answers, as the model is"),
-        Head("right after", "the same answers, calibrated"),
-        Head("grew more by", "growth for wrong answers minus growth for right ones"),
+        ("wrong before", "mean entropy of confident wrong answers, as the model is"),
+        ("wrong after", "the same answers, calibrated"),
+        ("right before", "mean entropy of confident right answers, as the model is"),
+        ("right after", "the same answers, calibrated"),
+        ("grew more by", "growth for wrong answers minus growth for right ones"),
     )
-    rows = tuple(entropy_row(entry) for entry in entries if entry.recipe != NONE)
-    return Table("entropy", "Mean softmax entropy in nats", heads, rows)
+    rows = (entropy_row(entry) for entry in entries if entry.recipe != NONE)
+    return _by_recipe("entropy", "Mean softmax entropy in nats", heads, rows)
 
 
 def entropy_row(entry: Entry) -> tuple[Cell, ...]:
@@ -141,10 +151,12 @@ def entropy_row(entry: Entry) -> tuple[Cell, ...]:
 def counts_table(entries: Sequence[Entry]) -> Table:
     """How many answers are confident, and how many of those are wrong."""
     levels = entries[0].counts.levels
-    heads = [Head("recipe", "what was fitted", numeric=False)]
-    heads += [Head(f"> {100 * level:g} %", "wrong answers of all above it") for level in levels]
-    rows = tuple(counts_row(entry) for entry in entries)
-    return Table("counts", "Wrong answers among confident ones", tuple(heads), rows)
+    heads = [
+        (f"> {100 * level:g} %", "share of wrong answers among those above this confidence")
+        for level in levels
+    ]
+    rows = map(counts_row, entries)
+    return _by_recipe("counts", "Wrong answers among confident ones", heads, rows)
 
 
 def counts_row(entry: Entry) -> tuple[Cell, ...]:
@@ -162,15 +174,14 @@ def counts_row(entry: Entry) -> tuple[Cell, ...]:
 def changed_table(entries: Sequence[Entry]) -> Table:
     """How many predictions each recipe changed."""
     heads = (
-        Head("recipe", "what was fitted", numeric=False),
-        Head("changed", "rows whose predicted class is another one"),
-        Head("became right", "wrong before, right after"),
-        Head("became wrong", "right before, wrong after"),
-        Head("wrong either way", "from one wrong class to another"),
-        Head("accuracy, points", "accuracy after minus accuracy before"),
+        ("changed", "rows whose predicted class is another one"),
+        ("became right", "wrong before, right after"),
+        ("became wrong", "right before, wrong after"),
+        ("wrong either way", "from one wrong class to another"),
+        ("accuracy, points", "accuracy after minus accuracy before"),
     )
-    rows = tuple(changed_row(entry) for entry in entries if entry.recipe != NONE)
-    return Table("changed", "Predictions that became others", heads, rows)
+    rows = (changed_row(entry) for entry in entries if entry.recipe != NONE)
+    return _by_recipe("changed", "Predictions that became others", heads, rows)
 
 
 def changed_row(entry: Entry) -> tuple[Cell, ...]:

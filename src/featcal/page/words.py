@@ -6,13 +6,13 @@ comparison; nothing is claimed that an interval does not carry.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from featcal.page.advice import Place, command, what_to_do
 from featcal.page.cautions import cautions
-from featcal.page.contest import contest, same
+from featcal.page.contest import complexity, contest, helped, paired, recommended, same
 from featcal.page.phrases import (
     between,
     capital,
@@ -23,19 +23,8 @@ from featcal.page.phrases import (
     points,
     rows,
 )
-from featcal.page.verdicts import FEW_ROWS, Kind, headline, verdict
+from featcal.page.verdicts import Kind, headline, trust, verdict
 from featcal.report.rows import Comparison, Row
-
-FILE = "cal.safetensors"
-TRY_NEXT = "none ensemble classwise vector isotonic"
-
-TRUST = {
-    "over": "Not as it is: it claims more than it delivers.",
-    "under": "Yes, and more than it says: it is right more often than it claims.",
-    "calibrated": "Yes. Read its confidence as the share of such answers that are right.",
-    "mixed": "Not as it is: it claims too much in some places and too little in others.",
-    "unclear": "Nobody can say yet: there are too few labelled rows to judge it by.",
-}
 
 
 @final
@@ -77,28 +66,6 @@ class Summary:
         return {**flat, "points": points, "cautions": list(self.cautions), "pick": self.pick}
 
 
-@final
-@dataclass(frozen=True)
-class Place:
-    """Where the numbers come from, for the command that is recommended.
-
-    Attributes:
-        pack: the path of the pack as the reader would type it.
-        fit: the split recipes were fitted on.
-        test: the split they were scored on.
-        fit_rows: rows of the former.
-        files: recipe -> file, for calibrators that were fitted beforehand.
-        changed: predictions that became others, by the place of the recipe.
-    """
-
-    pack: str
-    fit: str = "val"
-    test: str = "test"
-    fit_rows: int = FEW_ROWS
-    files: tuple[tuple[str, str], ...] = ()
-    changed: tuple[int, ...] = ()
-
-
 def summary(comparison: Comparison, place: Place) -> Summary:
     """What the comparison says; the row of the network as it is stands first."""
     raw = comparison[0]
@@ -113,7 +80,7 @@ def summary(comparison: Comparison, place: Place) -> Summary:
     return Summary(
         kind,
         headline(kind, raw),
-        TRUST[kind],
+        trust(kind, raw),
         answers if len(comparison) > 1 else (answers[0], answers[-1]),
         tuple(cautions(comparison, place.fit, place.fit_rows)),
         pick,
@@ -125,45 +92,91 @@ def how_far(raw: Row, split: str) -> str:
     """Mean confidence beside accuracy, and the interval of what lies between them."""
     scores = raw.scores
     gap = scores.metrics["overconfidence"]
-    way = "above" if gap >= 0 else "below"
+    way, ends, errors = "above", scores.interval("overconfidence"), scores.interval("ece")
+    if gap < 0:
+        way, ends = "below", mirrored(ends)
     return (
         f"Over {rows(scores.n)} of {split} it is {percent(scores.metrics['confidence'])} sure on "
-        f"average and right in {percent(scores.metrics['accuracy'])}: {points(abs(gap))} {way} "
-        f"what it achieves{between(scores.interval('overconfidence'), signed=True)}. Level by "
-        f"level of confidence, it is off by {points(scores.metrics['ece'])} on average (ECE)."
+        f"average and right in {percent(scores.metrics['accuracy'])} of them: "
+        f"{points(abs(gap))} {way} what it achieves{between(ends)}. Level by level of confidence, "
+        f"it is off by {points(scores.metrics['ece'])} on average (ECE)"
+        f"{', which may be chance' if errors.low <= 0 else ''}."
     )
 
 
-def recommended(comparison: Comparison) -> int | None:
-    """The place of the recipe to use: the simplest of those no other beats by NLL."""
-    helped = _helped(comparison)
-    found = contest(comparison, "nll", helped) if helped else None
-    if found is None:
-        return None
-    return min(found.tied, key=lambda place: (_costs(comparison, place), _steps(comparison, place)))
-
-
 def what_helped(comparison: Comparison, pick: int | None) -> str:
-    """The best recipe by NLL, or that there is no clear one."""
+    """The best recipe by NLL, or that there is no clear one, and who does better by ECE."""
     if pick is None:
         return (
             "Nothing that was tried, as far as these rows can tell: no recipe lowers the loss "
             "(NLL) by more than chance might."
         )
-    found = contest(comparison, "nll", _helped(comparison))
+    found = contest(comparison, "nll", helped(comparison))
     assert found is not None
-    told = f"{_named(comparison, pick)} {_nll_and_ece(comparison, pick)}"
-    if found.clear and len(_helped(comparison)) == len(found.alike):
-        return f"{capital(told)} Nothing else that was tried helped."
+    brings = _brings(comparison, pick)
     if found.clear:
-        return f"{capital(told)} By likelihood (NLL) it beats everything else that was tried."
-    rivals = [place for place in found.tied if not same(comparison, place, pick, "nll")]
-    tied = [pick, *rivals]
-    names = listed([_named(comparison, place) for place in tied])
+        told = f"{capital(_named(comparison, pick))} {brings} {_against_others(comparison, pick)}"
+    else:
+        rivals = [place for place in found.tied if not same(comparison, place, pick, "nll")]
+        names = _all_named(comparison, [pick, *rivals])
+        simpler = min(complexity(comparison[place]) for place in rivals)
+        kind = " that costs no accuracy" if simpler < complexity(comparison[pick]) else ""
+        told = (
+            f"There is no clear winner by likelihood (NLL): {names} are within chance of each "
+            f"other. The simplest of them{kind} is {_named(comparison, pick)}: it {brings}"
+        )
+    return told + _lower_ece(comparison, pick)
+
+
+def _brings(comparison: Comparison, pick: int) -> str:
+    before, after = comparison[0].scores.metrics, comparison[pick].scores.metrics
     return (
-        f"There is no clear winner by likelihood (NLL): {names} are within chance of each other. "
-        f"The simplest of them, {told}"
+        f"brings the calibration error (ECE) from {percent(before['ece'])} to "
+        f"{percent(after['ece'])}, and what is left between mean confidence and accuracy to "
+        f"{points(abs(after['overconfidence']))}."
     )
+
+
+def _against_others(comparison: Comparison, pick: int) -> str:
+    """How a clear winner stands to all others, those included that are not known to help."""
+    good = helped(comparison)
+    alike = [place for place in good if place != pick and same(comparison, place, pick, "nll")]
+    doubtful = [
+        place
+        for place in range(1, len(comparison))
+        if place not in good and paired(comparison, place, pick, "nll").verdict != "worse"
+    ]
+    give = "give" if len(alike) > 1 else "gives"
+    told = f"{capital(_all_named(comparison, alike))} {give} the same. " if alike else ""
+    beaten = len(good) > len(alike) + 1
+    if doubtful:
+        told += "By likelihood (NLL) it beats the others that helped. " if beaten else ""
+        names = _all_named(comparison, doubtful)
+        return f"{told}Whether {names} would do as well, these rows cannot tell."
+    if beaten:
+        return f"{told}By likelihood (NLL) it beats everything else that was tried."
+    return f"{told}Nothing else that was tried helped beyond chance."
+
+
+def _lower_ece(comparison: Comparison, pick: int) -> str:
+    """The recipe with the lowest ECE, where it is known to be lower than the recommended one's."""
+    lower = [
+        place
+        for place in range(1, len(comparison))
+        if place != pick and paired(comparison, place, pick, "ece").verdict == "better"
+    ]
+    if not lower:
+        return ""
+    best = min(lower, key=lambda place: comparison[place].scores.metrics["ece"])
+    told = percent(comparison[best].scores.metrics["ece"])
+    drawbacks = []
+    if paired(comparison, best, pick, "nll").verdict == "worse":
+        drawbacks.append("has the higher NLL")
+    lost = comparison.difference(best, "accuracy")
+    if lost is not None and lost.verdict == "worse":
+        drawbacks.append(f"costs {points(-lost.delta)} of accuracy")
+    but = f", but {listed(drawbacks)}" if drawbacks else ""
+    return f" {capital(_named(comparison, best))} brings the ECE lower still, to {told}{but}."
 
 
 def is_it_real(comparison: Comparison, pick: int | None) -> str:
@@ -209,77 +222,9 @@ def what_it_cost(comparison: Comparison, pick: int | None, changed: Sequence[int
     return f"No accuracy that can be measured here: it {change}, which may be chance."
 
 
-def what_to_do(comparison: Comparison, kind: Kind, pick: int | None) -> str:
-    """The advice before the command."""
-    if pick is None and kind == "calibrated":
-        return "Nothing: use the confidence as it is, and look again when the data changes."
-    if pick is None and kind == "unclear":
-        return "Label more rows, to fit on and to score, and ask again."
-    if pick is None:
-        return (
-            "Collect more labelled rows to fit on, or try other methods; until then do not set "
-            "thresholds by this model's confidence."
-        )
-    name = _named(comparison, pick)
-    if kind == "calibrated":
-        return f"You can leave it as it is. If the last bit of likelihood counts, use {name}:"
-    still = {"over": "too sure", "under": "too modest"}.get(verdict(comparison[pick]))
-    gap = points(abs(comparison[pick].scores.metrics["overconfidence"]))
-    rest = f" (it is then still {gap} {still})" if still else ""
-    return f"Use {name} before anyone acts on the confidence{rest}:"
-
-
-def command(comparison: Comparison, kind: Kind, pick: int | None, place: Place) -> str:
-    """What to type next; nothing where there is nothing to do."""
-    pack = shlex.quote(place.pack)
-    if pick is None:
-        return "" if kind in ("calibrated", "unclear") else f"featcal compare {pack} {TRY_NEXT}"
-    recipe = comparison[pick].recipe
-    for name, file in place.files:
-        if name == recipe:
-            return f"featcal predict {pack} {shlex.quote(file)} -o probs.npy"
-    split = "" if place.fit == "val" else f" --split {shlex.quote(place.fit)}"
-    steps = " --sequential" if _steps(comparison, pick) > 1 else ""
-    return f"featcal fit {pack} {_quoted(recipe)}{split}{steps} -o {FILE}"
-
-
-def _quoted(recipe: str) -> str:
-    """In double quotes, which every shell knows, unless something inside would act there."""
-    acts = any(mark in recipe for mark in '"$`\\!')
-    return shlex.quote(recipe) if acts or recipe.isalnum() else f'"{recipe}"'
-
-
-def _helped(comparison: Comparison) -> tuple[int, ...]:
-    """The places of the rows that lower the loss by more than chance."""
-    return tuple(
-        place
-        for place in range(1, len(comparison))
-        if _verdict(comparison, place, "nll") == "better"
-    )
-
-
 def _named(comparison: Comparison, place: int) -> str:
     return in_words(comparison[place].recipe)
 
 
-def _verdict(comparison: Comparison, place: int, metric: str) -> str | None:
-    found = comparison.difference(place, metric)
-    return None if found is None else found.verdict
-
-
-def _costs(comparison: Comparison, place: int) -> bool:
-    return _verdict(comparison, place, "accuracy") == "worse"
-
-
-def _steps(comparison: Comparison, place: int) -> int:
-    calibrator = comparison[place].calibrator
-    return 0 if calibrator is None else len(calibrator.steps_in_order())
-
-
-def _nll_and_ece(comparison: Comparison, pick: int) -> str:
-    before, after = comparison[0].scores.metrics, comparison[pick].scores.metrics
-    return (
-        f"brings the calibration error (ECE) from {percent(before['ece'])} to "
-        f"{percent(after['ece'])}, and what is left between mean confidence and accuracy to "
-        f"{points(abs(after['overconfidence']))}."
-    )
+def _all_named(comparison: Comparison, places: Sequence[int]) -> str:
+    return listed([_named(comparison, place) for place in places])

@@ -150,7 +150,7 @@ class ReliabilityDiagram:
             ax: axes for the diagram, or a pair of axes for the diagram and the histogram of the
                 confidence below it; None makes a figure of its own, which pyplot does not know.
         """
-        _require_matplotlib()
+        drawing.require_matplotlib()
         if ax is None:
             with drawing.own_style():
                 return replace(self, axes=drawing.figure([self])[1][0])
@@ -170,7 +170,7 @@ class ReliabilityDiagram:
         if self.axes is not None and self.axes[0].figure.canvas.manager is not None:
             return None
         try:
-            _require_matplotlib()
+            drawing.require_matplotlib()
         except InputError:
             return None
         picture = io.BytesIO()
@@ -194,7 +194,7 @@ def save_comparison(
         InputError: for a number of diagrams or a format that cannot be drawn, a path that exists
             or cannot be written, or when matplotlib is missing.
     """
-    _require_matplotlib()
+    drawing.require_matplotlib()
     _check_request(diagrams, formats)
     paths = {form: Path(f"{path_stem}.{form}") for form in formats}
     with ExitStack() as files, drawing.own_style():
@@ -207,15 +207,6 @@ def save_comparison(
         for form, draft in drafts.items():
             figure.savefig(draft, format=form, dpi=DPI, metadata=METADATA[form])
     return list(paths.values())
-
-
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401 - only to see whether it is there
-    except ImportError as error:
-        raise InputError(
-            "diagrams need matplotlib, which is not installed: pip install 'featcal[report]'"
-        ) from error
 
 
 def _check_request(diagrams: Sequence[ReliabilityDiagram], formats: Sequence[str]) -> None:

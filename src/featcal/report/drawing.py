@@ -8,10 +8,12 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+
+from featcal.core.errors import InputError
+from featcal.report.panels import Grid
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from featcal.report.diagram import ReliabilityDiagram
 
     Pair = tuple[Axes, Axes]
-    Box = tuple[float, float, float, float]
 
 # Okabe and Ito's hues, apart for every kind of colour vision; hatching tells them apart in grey.
 BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#A0A0A0"
@@ -42,14 +43,20 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "featcal",  # element names are random without it
 }
 
-# Inches. Fixed places, not a layout engine: the two axes of a panel line up to the pixel.
-SIDE, HISTOGRAM, BETWEEN, APART = 2.5, 0.85, 0.12, 0.32
-LEFT, RIGHT, HEAD, FOOT, LINE = 0.78, 0.2, 0.5, 0.48, 0.18
 YLABEL = (-0.18, 0.5)  # of the axes: beyond tick labels of three decimals
-MAX_IN_ROW = 4
 TITLE_CHARACTERS, TITLE_LINES = 27, 2
 HEADROOM = 1.6  # of the tallest bar of the histogram, for two rows of labels
 LABEL_ROOM = 0.42  # of the width of the axes, for the longer of the labels
+
+
+def require_matplotlib() -> None:
+    """Refuses to draw where matplotlib is missing, with the way to get it."""
+    try:
+        import matplotlib  # noqa: F401 - only to see whether it is there
+    except ImportError as error:
+        raise InputError(
+            "pictures need matplotlib, which is not installed: pip install 'featcal[report]'"
+        ) from error
 
 
 @contextmanager
@@ -61,59 +68,13 @@ def own_style() -> Iterator[None]:
         yield
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """Where the panels of a figure lie, in inches from its lower left corner."""
-
-    panels: int
-    title_lines: int
-    handles: int
-
-    @property
-    def columns(self) -> int:
-        return self.panels if self.panels <= MAX_IN_ROW else -(-self.panels // 2)
-
-    @property
-    def rows(self) -> int:
-        return -(-self.panels // self.columns)
-
-    @property
-    def legend_columns(self) -> int:
-        return self.handles if self.columns >= MAX_IN_ROW else min(self.handles, self.columns)
-
-    @property
-    def bottom(self) -> float:
-        """The height of the legend."""
-        return 0.1 + LINE * -(-self.handles // self.legend_columns)
-
-    @property
-    def row_height(self) -> float:
-        return FOOT + HISTOGRAM + BETWEEN + SIDE + HEAD + LINE * self.title_lines
-
-    @property
-    def size(self) -> tuple[float, float]:
-        width = LEFT + self.columns * (SIDE + APART) - APART + RIGHT
-        return width, self.bottom + self.rows * self.row_height
-
-    def boxes(self, panel: int) -> tuple[Box, Box]:
-        """Of the diagram and the histogram of a panel, as shares of the figure."""
-        row, column = divmod(panel, self.columns)
-        width, height = self.size
-        x = LEFT + column * (SIDE + APART)
-        y = self.bottom + (self.rows - 1 - row) * self.row_height + FOOT
-        low = (x / width, y / height, SIDE / width, HISTOGRAM / height)
-        above = y + HISTOGRAM + BETWEEN
-        return (x / width, above / height, SIDE / width, SIDE / height), low
-
-
 def figure(diagrams: Sequence[ReliabilityDiagram]) -> tuple[Figure, list[Pair]]:
     """A figure that pyplot does not know, with a panel for each diagram and one legend."""
     from matplotlib.figure import Figure
 
     handles = legend_handles(diagrams)
     title_lines = max(len(_wrapped(diagram.title)) for diagram in diagrams)
-    grid = _Grid(len(diagrams), title_lines, len(handles))
+    grid = Grid(len(diagrams), title_lines, len(handles))
     figure = Figure(figsize=grid.size)
     figure.legend(handles=handles, loc="lower center", ncols=grid.legend_columns, frameon=False)
     tallest = max(float(diagram.share.max()) for diagram in diagrams)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from featcal.core.errors import InputError
 from featcal.report import drawing as house
 
 if TYPE_CHECKING:
@@ -26,12 +25,9 @@ Curves = list[tuple[str, Tensor, Look]]
 
 def two_panels(shown: PrintedAgainstCorrect) -> tuple[Axes, Axes]:
     """A figure that pyplot does not know, in our own style."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError(
-            "figures need matplotlib, which is not installed: pip install 'featcal[report]'"
-        ) from error
+    house.require_matplotlib()
+    from matplotlib.figure import Figure
+
     with house.own_style():
         figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         gains, slopes = figure.subplots(1, 2)

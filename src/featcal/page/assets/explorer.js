@@ -45,6 +45,13 @@ featcal.explorer = (() => {
     return parts.join(" ");
   }
 
+  // What is shown is also said, but only once it rests: not at every step of an arrow key.
+  let saying;
+  function sayIt() {
+    clearTimeout(saying);
+    saying = setTimeout(() => { byId("explorer-said").textContent = sentence(); }, 500);
+  }
+
   function show() {
     const { place } = state;
     const found = sweep();
@@ -75,7 +82,7 @@ featcal.explorer = (() => {
   function soon() {
     if (waiting) return;
     waiting = true;
-    requestAnimationFrame(() => { waiting = false; show(); });
+    requestAnimationFrame(() => { waiting = false; show(); sayIt(); });
   }
 
   // Another method keeps the threshold where it can: the nearest on its own grid.
@@ -87,16 +94,19 @@ featcal.explorer = (() => {
     soon();
   }
 
+  // A recipe of the live box: a method like the others, shown where its fit ended.
   function add(found) {
-    const same = data.sweeps.findIndex((one) => one.recipe === found.recipe);
-    if (same >= 0) return;
-    data.sweeps.push(found);
-    const label = document.createElement("label");
-    const radio = Object.assign(document.createElement("input"), { type: "radio", name: "method", value: data.sweeps.length - 1 });
-    const name = document.createElement("code");
-    name.textContent = found.recipe;
-    label.append(radio, " ", name);
-    byId("methods").append(label);
+    let method = data.sweeps.findIndex((one) => one.recipe === found.recipe);
+    if (method < 0) {
+      method = data.sweeps.push(found) - 1;
+      const label = document.createElement("label");
+      const radio = Object.assign(document.createElement("input"), { type: "radio", name: "method", value: method });
+      label.append(radio, " ", Object.assign(document.createElement("code"), { textContent: found.recipe }));
+      byId("methods").append(label);
+    }
+    document.querySelector(`#methods input[value="${method}"]`).checked = true;
+    Object.assign(state, { method, place: data.sweeps[method].fitted });
+    show();
   }
 
   state.place = sweep().best;

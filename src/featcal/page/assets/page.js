@@ -47,7 +47,6 @@
   function themed() {
     const button = byId("theme");
     button.setAttribute("aria-pressed", String(dark()));
-    button.querySelector("span").textContent = dark() ? "Light" : "Dark";
     charts.redraw();
   }
 
@@ -62,8 +61,8 @@
     getSelection().addRange(range);
     // Pages from a file may not use the clipboard everywhere: the old way works there.
     try { await navigator.clipboard.writeText(byId("command").textContent); } catch { document.execCommand("copy"); }
-    copy.textContent = "Copied";
-    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+    byId("copied").textContent = "Copied";
+    setTimeout(() => { byId("copied").textContent = ""; }, 2500);
   });
 
   let width = innerWidth;
@@ -83,32 +82,59 @@
     charts.redraw();
   });
 
-  function say(text, bad) {
-    byId("recipe-message").textContent = text;
+  function say(sentences, bad) {
+    const made = sentences.map((text) => Object.assign(document.createElement("p"), { textContent: text }));
+    byId("recipe-message").replaceChildren(...made);
     byId("recipe-message").classList.toggle("bad", Boolean(bad));
+    // A refusal belongs to what was typed; what was found is long, and is not read at every focus.
+    const box = byId("recipe");
+    box.setAttribute("aria-invalid", String(Boolean(bad)));
+    if (bad) box.setAttribute("aria-describedby", "recipe-message"); else box.removeAttribute("aria-describedby");
   }
 
-  function addRow(name, html) {
-    const table = byId(`table-${name}`);
-    if (!table) return;
+  function rowOf(html) {
     const holder = document.createElement("tbody");
     holder.innerHTML = html;
-    table.tBodies[0].append(...holder.rows);
+    return holder.rows[0];
+  }
+
+  const recipeOf = (row) => row.cells[0].querySelector("code").textContent;
+
+  // Beside another recipe the best of a column may be another one.
+  function judge(rows) {
+    [...byId("table-comparison").tBodies[0].rows].forEach((row) => {
+      const html = rows[recipeOf(row)];
+      if (html) row.replaceWith(rowOf(html));
+    });
+  }
+
+  function learned(entry) {
+    if (!entry.fitted) return;
+    const name = Object.assign(document.createElement("code"), { textContent: entry.recipe });
+    byId("fits").append(" ", name, ` ${entry.fitted}.`);
+  }
+
+  function add(found) {
+    data.recipes.push(found.entry);
+    Object.entries(found.rows).forEach(([name, html]) => byId(`table-${name}`)?.tBodies[0].append(rowOf(html)));
+    byId("after").add(new Option(found.entry.recipe, data.recipes.length - 1));
+    learned(found.entry);
   }
 
   function receive(found) {
     const same = data.recipes.findIndex((one) => one.recipe === found.entry.recipe);
-    if (same < 0) {
-      data.recipes.push(found.entry);
-      Object.entries(found.rows).forEach(([name, html]) => addRow(name, html));
-      byId("after").add(new Option(found.entry.recipe, data.recipes.length - 1));
-      if (found.sweep) explorer.add(found.sweep);
-    }
+    if (same < 0) add(found);
+    judge(found.judged);
+    if (found.sweep) explorer.add(found.sweep);
     const place = same < 0 ? data.recipes.length - 1 : same;
     byId("after").value = place;
     showAfter(place);
-    const metrics = found.entry.metrics;
-    say([`${found.entry.recipe}: ECE ${charts.percent(metrics.ece)}, NLL ${metrics.nll.toFixed(4)}, accuracy ${charts.percent(metrics.accuracy)}. It now stands in the tables, and can be chosen as "after".`, ...(found.words || [])].join(" "));
+    const { recipe, fitted, metrics, differences } = found.entry;
+    const judged = (name) => (["better", "worse"].includes(differences[name].verdict) ? ` (${differences[name].verdict})` : "");
+    const told = [`ECE ${charts.percent(metrics.ece)}${judged("ece")}`, `NLL ${metrics.nll.toFixed(4)}${judged("nll")}`, `accuracy ${charts.percent(metrics.accuracy)}${judged("accuracy")}`];
+    say([`${recipe}${fitted ? `, ${fitted}` : ""}: ${told.join(", ")}.`,
+      `It is ${same < 0 ? "now" : "already"} in the tables of all recipes below, and stands as “after”${found.sweep ? " and in the threshold explorer" : ""}. The summary above and the tables of single answers and classes stay as they were.`,
+      ...found.words]);
   }
 
   const form = byId("recipe-form");
@@ -116,14 +142,15 @@
     event.preventDefault();
     const button = byId("recipe-go");
     button.disabled = true;
-    say("Fitting …");
+    say(["Fitting …"]);
     try {
-      const body = JSON.stringify({ recipe: byId("recipe").value });
+      const beside = data.recipes.map((one) => one.recipe);
+      const body = JSON.stringify({ recipe: byId("recipe").value, beside });
       const reply = await fetch("recipe", { method: "POST", headers: { "Content-Type": "application/json" }, body });
       const found = await reply.json();
-      if (found.error) say(found.error, true); else receive(found);
+      if (found.error) say([found.error], true); else receive(found);
     } catch {
-      say("No answer: is featcal explore still running?", true);
+      say(["No answer: is featcal explore still running?"], true);
     }
     button.disabled = false;
   });
