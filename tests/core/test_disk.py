@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from featcal.core.disk import check_free, new_file, new_folder
+from featcal.core.disk import LOCK, check_free, locked, new_file, new_folder
 from featcal.core.errors import InputError
 
 
@@ -147,3 +147,42 @@ def test_a_killed_writer_leaves_the_final_name_as_it_was(tmp_path, old):
     with new_file(target, overwrite=True) as temporary:  # and the way is free for another try
         temporary.write_bytes(b"new")
     assert target.read_bytes() == b"new"
+
+
+# --- what lies on the disk, and who may write there --------------------------------------------
+
+
+@pytest.mark.parametrize("new", [new_file, new_folder])
+def test_the_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, new):
+    target, synced = tmp_path / "made", []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(target.exists()), fsync(file)))
+    with new(target) as temporary:
+        (temporary if new is new_file else temporary / "a.bin").write_bytes(b"whole")
+    assert synced == [False]
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    busy = pytest.raises(InputError, match="another process: wait for it")
+    with locked(tmp_path), busy, locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
+
+
+def test_a_lock_that_was_removed_meanwhile_counts_for_nothing(tmp_path, monkeypatch):
+    """The one before removes its lock file after we opened it: the lock we get is on nothing."""
+    fcntl = pytest.importorskip("fcntl")
+    flock, calls = fcntl.flock, []
+
+    def after_a_removal(file, how):
+        if not calls:
+            (tmp_path / LOCK).unlink()
+        calls.append(file)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_a_removal)
+    with locked(tmp_path):
+        assert len(calls) == 2
+        with pytest.raises(InputError, match="another process"), locked(tmp_path):
+            pass

@@ -30,6 +30,11 @@ def test_the_published_rates_are_those_of_the_published_loop():
     assert ours.count(ours[0]) == 149
 
 
+def test_what_the_published_code_never_trained_is_refused():
+    with pytest.raises(InputError, match="by SGD, and this recipe has adamw: leave published out"):
+        Recipe.for_network("vit").published()
+
+
 def test_a_rate_is_constant_within_an_epoch_of_the_published_recipe():
     recipe = Recipe().published()
     for epoch in (0, 148, 149, 248, 249, 349):

@@ -193,6 +193,15 @@ def test_a_batch_larger_than_the_data_is_refused():
         trained(recipe=Recipe(epochs=1))
 
 
+def test_a_last_batch_of_one_row_is_trained_on_where_it_can_be():
+    _, history = trained(splits=made_splits(train=97), recipe=replace(RECIPE, epochs=1))
+    assert len(history) == 1
+    model = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(3))
+    model.extend([torch.nn.Flatten(), torch.nn.Linear(3, 4)])
+    with pytest.raises(InputError, match=r"one row.*more than 1 value.*another batch than 16"):
+        trained(model=model, splits=made_splits(train=97))
+
+
 def test_adafocal_wants_rows_of_its_own():
     with pytest.raises(InputError, match=r"adafocal adapts to rows of its own.*held_out=5000"):
         trained(loss=AdaFocal())

@@ -1,4 +1,7 @@
-"""Files appear whole or not at all: written under a temporary name, then renamed."""
+"""Files appear whole or not at all: written under a temporary name, then renamed.
+
+What is renamed lies on the disk by then, so that this holds for a machine that loses power, too.
+"""
 
 import os
 import shutil
@@ -42,10 +45,20 @@ def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
     try:
         temporary = folder / path.name
         yield temporary
+        _flush(temporary)
         temporary.chmod(0o666 & ~_umask())  # some writers leave 0600, which hides it from others
         os.replace(temporary, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Waits until the content is on the disk and not only on its way."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _umask() -> int:
@@ -62,6 +75,8 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     try:
         folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
         yield folder
+        for file in filter(Path.is_file, folder.rglob("*")):
+            _flush(file)
         os.rename(folder, path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -75,15 +90,30 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # pragma: no cover - Windows has no such locks
         yield
         return
-    file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    while True:
+        file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            raise InputError(
+                f"{folder} is being written by another process: wait for it or choose another name"
+            ) from error
+        if _is_still(file, folder / LOCK):
+            break
         os.close(file)
-        raise InputError(
-            f"{folder} is being written by another process: wait for it or choose another name"
-        ) from error
     try:
         yield
     finally:
         os.close(file)
+
+
+def _is_still(file: int, path: Path) -> bool:
+    """Whether an open file is the one at a path: whoever had the lock before may have removed it.
+
+    The lock on a file that is gone keeps nobody out, for the next comer makes a new one.
+    """
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False

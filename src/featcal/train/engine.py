@@ -69,7 +69,8 @@ class Engine:
         if not self.compiled:
             return model
         # No two networks share what was compiled: the cache of programs is small and would be full
-        # after a few of them, and everything after that would run as it is.
+        # after a few of them, and everything after that would run as it is. What the caller had
+        # compiled is compiled again when it is called next.
         torch.compiler.reset()
         return torch.compile(model, dynamic=False)
 

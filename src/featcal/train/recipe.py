@@ -103,7 +103,15 @@ class Recipe:
         """With the gradient clipped, for the summed losses of the published networks.
 
         Both or neither: sums over a batch without the clip are another optimiser.
+
+        Raises:
+            InputError: for a recipe that the published code could not have run.
         """
+        if self.optimizer != "sgd":
+            raise InputError(
+                f"the published code trained by SGD, and this recipe has {self.optimizer}: leave "
+                "published out, or choose another network"
+            )
         return replace(self, clip_norm=CLIP_NORM, warmup=0)
 
     def rate_at(self, epoch: float) -> float:

@@ -248,7 +248,16 @@ class Trainer:
         mine = rows.of_rank(dist.rank(), dist.world())
         if not len(mine.images):
             return torch.zeros((), device=self.engine.device)
-        loss = self.take(mine)
+        try:
+            loss = self.take(mine)
+        except ValueError as error:
+            if len(mine.images) > 1:
+                raise
+            # Batch normalisation of one row with maps of one pixel: there is nothing to average.
+            raise InputError(
+                f"the last batch of an epoch has one row, and the network cannot learn from it "
+                f"({error}): choose another batch than {self.recipe.batch}"
+            ) from error
         return dist.total(loss.double() * len(mine.images))
 
     def _check_finite(self, loss: float, epoch: int) -> None:
