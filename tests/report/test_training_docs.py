@@ -9,6 +9,7 @@ import made_training
 import pytest
 
 from featcal.report.paper import paper_tables
+from featcal.report.result_rows import direction
 from featcal.report.training import TrainingRuns
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +81,32 @@ def test_the_table_of_speed(docs):
     curves = docs.bench_sections(made_training.bench())["loss curves"].splitlines()
     assert curves[0].endswith("over the seeds (resnet50 [1, 2]):")
     assert curves[-1] == "| resnet50, epoch 2 | 1.200 ± 0.050 | 1.220 ± 0.060 |"
+
+
+def test_what_the_page_says_of_the_temperature_is_what_the_file_holds(docs):
+    """The sentences under "What stands there", one by one."""
+    ours = TrainingRuns.read(docs.RESULTS)
+    known = {}
+    for run in (run for run in ours.runs if run.loss == "ce"):
+        clip, temperature = (run.row(name)["metrics"] for name in ("clip", "temperature"))
+        assert temperature["ece"] < clip["ece"]
+        assert temperature["nll"] < clip["nll"]
+        both = run.row("clip | temperature")
+        known.setdefault(run.content["dataset"], set()).add(
+            (direction(both, "ece", "temperature"), direction(both, "nll", "temperature"))
+        )
+    assert known["cifar100"] == {("down", "up")}
+    assert "down" not in {ece for ece, _ in known["cifar10"]}
+    better = {
+        (run.content["dataset"], run.content["network"], run.loss)
+        for run in ours.runs
+        if run.row("clip")["metrics"]["nll"] < run.row("temperature")["metrics"]["nll"]
+    }
+    assert better == {
+        ("cifar10", "wrn16x4", "brier"),
+        ("cifar100", "wrn16x4", "brier"),
+        ("cifar10", "resnet50", "mmce(variant='weighted', form='published')"),
+    }
 
 
 def test_what_the_page_names_exists(docs):
