@@ -1,29 +1,29 @@
-"""featcal's training loop beside a plain PyTorch loop: the same networks, images and order.
+"""featcal's training loop beside plain PyTorch loops: the same networks, images and order.
 
 Usage: python bench/train.py --data FOLDER [--networks resnet50 ...] [--part seconds|curves]
 
-Seconds want an idle device; curves do not, and are added to the seconds of an earlier run.
+FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU; seconds want an idle
+one, curves do not, and are added to the seconds of an earlier run. The plain loops are what people
+write by hand, and get the images from the same place: on the GPU already, shifted and mirrored
+there, so that what is compared is the loop and not a data loader. Weights and images are
+channels-last in all of them.
 
-FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU. The plain loops are
-what people write by hand, and get the images from the same place: on the GPU already, shifted and
-mirrored there, so that what is compared is the loop and not a data loader. Of ours the last epoch
-counts, for the first one compiles; of the plain loops the steps after the first ten.
+Seconds are measured in turns: an epoch of ours, some steps of each plain loop, the next epoch of
+ours. The first epoch of ours, which compiles, stands apart; the others are given some steps first.
 
 The loss curves are of several seeds. Both loops start from the same weights and see the same rows
-in the same order, so that what is left between them is rounding; how much rounding may do to a
-curve, the spread over the seeds shows. In float32 the first steps are compared one by one, before
-rounding has grown.
+in the same order, so that what is left between them is rounding. In float32 the first steps are
+compared one by one, before rounding has grown.
 """
 
 import argparse
-import gc
 import json
 import time
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import median
 
 import torch
-from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
 from featcal.datasets import load_images, normalisations, split
@@ -36,16 +36,18 @@ from featcal.train.finish import full_precision
 from featcal.train.plan import Plan
 from featcal.train.run import Trainer
 from featcal.train.step import set_rate
+from featcal.train.watch import Batches, Watched, outputs
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-train.json"
-EPOCHS = 2  # of ours where no curve is wanted
-CURVES = {"wrn16x4": (3, (1, 2, 3, 4)), "resnet50": (2, (1, 2, 3, 4))}  # their epochs and seeds
+ROUNDS = 5  # times that each loop is timed
+WARM, TIMED = 10, 100  # steps of a plain loop: before the clock starts, and under it
+CURVES = {"wrn16x4": (10, (1, 2, 3, 4)), "resnet50": (3, (1, 2, 3, 4))}  # their epochs and seeds
 FIRST = 20  # steps that are compared one by one
-WARM, TIMED = 10, 110  # steps of a plain loop where no curve is wanted
+OURS = "featcal"
 PLAIN = {"plain bfloat16": torch.bfloat16, "plain float32": torch.float32}
 
 
-def recipe_of(network, epochs, seed):
+def recipe_of(network, epochs, seed=1):
     """A constant rate after the warm-up: a few epochs of a long run, for every loop the same."""
     return Recipe.for_network(
         network, epochs=epochs, seed=seed, drops=(), warmup=1, schedule="steps"
@@ -57,13 +59,6 @@ def fresh(network, classes, seed):
     return build(network, classes)
 
 
-def ours(network, splits, epochs, seed=1):
-    """Seconds of the last epoch, seconds of the first, and the loss of each."""
-    model = fresh(network, len(splits.class_names), seed)
-    history = train(model, splits, CE(), recipe_of(network, epochs, seed), watch_every=epochs)
-    return history[-1].seconds, history[0].seconds, [epoch.loss for epoch in history]
-
-
 class Plain:
     """What a tutorial has: one kernel after the other."""
 
@@ -71,7 +66,8 @@ class Plain:
         self.recipe, self.precision, self.rows = recipe, precision, len(splits.train)
         self.device = torch.device("cuda")
         self.feed = Feed(splits.train, normalisations(splits.name)[0], self.device)
-        self.model = fresh(network, len(splits.class_names), recipe.seed).to(self.device).train()
+        model = fresh(network, len(splits.class_names), recipe.seed)
+        self.model = model.to(self.device, memory_format=torch.channels_last).train()
         settings = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
         if recipe.optimizer == "adamw":
             self.optimizer = torch.optim.AdamW(self.model.parameters(), **settings)
@@ -92,43 +88,94 @@ class Plain:
         self.optimizer.step()
         return loss.detach() * len(labels)
 
-    def epoch(self, epoch, steps=None):
-        """Seconds of a whole epoch by the steps after the first few, and the loss."""
+    def epoch(self, epoch):
+        """A whole epoch; its mean loss."""
         plan = Plan.of(self.recipe, epoch, self.rows).to(self.device)
-        total, taken = torch.zeros((), device=self.device), len(plan) if steps is None else steps
-        for step, rows in zip(range(taken), plan.steps(), strict=False):
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for step, rows in enumerate(plan.steps()):
+            total += self.step(rows, self.recipe.rate_at(epoch + step / len(plan)))
+        return total.item() / self.rows
+
+    def seconds(self, epoch):
+        """Of an epoch, by some of its steps."""
+        plan = Plan.of(self.recipe, epoch, self.rows).to(self.device)
+        for step, rows in zip(range(WARM + TIMED), plan.steps(), strict=False):
             if step == WARM:
                 torch.cuda.synchronize()
                 started = time.perf_counter()
-            total += self.step(rows, self.recipe.rate_at(epoch + step / len(plan)))
+            self.step(rows, self.recipe.rate_at(epoch + step / len(plan)))
         torch.cuda.synchronize()
-        seconds = (time.perf_counter() - started) / (taken - WARM) * len(plan)
-        return seconds, total.item() / self.rows
+        return (time.perf_counter() - started) / TIMED * len(plan)
+
+
+# --- seconds -------------------------------------------------------------------------------------
+
+
+def measured(network, splits):
+    """Seconds an epoch of each loop, taken in turns on an idle device."""
+    recipe = recipe_of(network, ROUNDS + 1)
+    loops = {name: Plain(network, splits, recipe, kind) for name, kind in PLAIN.items()}
+    found = {name: [] for name in (OURS, *loops)}
+
+    def in_turns(done):
+        found[OURS].append(done.seconds)
+        if done.epoch <= ROUNDS:
+            for name, loop in loops.items():
+                found[name].append(loop.seconds(done.epoch))
+
+    counters.clear()
+    model = fresh(network, len(splits.class_names), 1)
+    train(model, splits, CE(), recipe, watch_every=recipe.epochs, report=in_turns)
+    first = found[OURS].pop(0)
+    return {
+        "network": network,
+        "first_epoch": {"seconds": first, "kernels": kernels()},
+        "seconds": found,
+        "seconds_epoch": {name: median(values) for name, values in found.items()},
+    }
+
+
+def kernels():
+    """Whether the kernels were compiled in this run, or came from the cache of an earlier one."""
+    return "new" if counters["inductor"]["fxgraph_cache_miss"] else "cached"
+
+
+# --- curves --------------------------------------------------------------------------------------
+
+
+def our_curve(network, splits, seed):
+    """The loss of every epoch, and the accuracy on val at the end."""
+    epochs, _ = CURVES[network]
+    model = fresh(network, len(splits.class_names), seed)
+    history = train(model, splits, CE(), recipe_of(network, epochs, seed), watch_every=epochs)
+    return [epoch.loss for epoch in history], history[-1].watched.accuracy
+
+
+def plain_curve(network, splits, seed, precision):
+    epochs, _ = CURVES[network]
+    loop = Plain(network, splits, recipe_of(network, epochs, seed), precision)
+    losses = [loop.epoch(epoch) for epoch in range(epochs)]
+    val = Batches(splits.val, normalisations(splits.name)[0], loop.device)
+    return losses, Watched.of(*outputs(loop.model, val, precision)).accuracy
 
 
 def curves_of(network, splits):
     """The losses of every epoch and seed, of our loop and of the plain ones."""
-    epochs, seeds = CURVES[network]
-    found = {"featcal": [ours(network, splits, epochs, seed)[2] for seed in seeds]}
+    _, seeds = CURVES[network]
+    found = {OURS: [our_curve(network, splits, seed) for seed in seeds]}
     for name, precision in PLAIN.items():
-        recipes = (recipe_of(network, epochs, seed) for seed in seeds)
-        loops = (Plain(network, splits, recipe, precision) for recipe in recipes)
-        found[name] = [[loop.epoch(e)[1] for e in range(epochs)] for loop in loops]
-    print(network, found, flush=True)
+        found[name] = [plain_curve(network, splits, seed, precision) for seed in seeds]
+        print(network, name, found[name], flush=True)
+    keys = ("losses", "accuracies")
     return {
-        name: {
-            "seeds": list(seeds),
-            "losses": losses,
-            "mean": [mean(epoch) for epoch in zip(*losses, strict=True)],
-            "deviation": [stdev(epoch) for epoch in zip(*losses, strict=True)],
-        }
-        for name, losses in found.items()
+        name: {"seeds": seeds, **dict(zip(keys, zip(*curves, strict=True), strict=True))}
+        for name, curves in found.items()
     }
 
 
 def first_steps(network, splits):
     """The loss of each of the first steps in float32, plain and ours with each of its tricks."""
-    recipe = recipe_of(network, 1, 1)
+    recipe = recipe_of(network, 1)
     rows = list(Plan.of(recipe, 0, len(splits.train)).to(torch.device("cuda")).steps())[:FIRST]
     rates = [recipe.rate_at(step / 100) for step in range(FIRST)]
     with full_precision():
@@ -149,30 +196,12 @@ def first_steps(network, splits):
     return found
 
 
-def measured(network, splits):
-    """Seconds an epoch of each loop, one after the other on an idle device."""
-    second, first, _ = ours(network, splits, EPOCHS)
-    row = {"network": network, "first_epoch": first, "seconds_epoch": {"featcal": second}}
-    for name, precision in PLAIN.items():
-        loop = Plain(network, splits, recipe_of(network, 1, 1), precision)
-        row["seconds_epoch"][name] = loop.epoch(0, TIMED)[0]
-        del loop
-        gc.collect()
-        torch.cuda.empty_cache()
-    plain = min(value for key, value in row["seconds_epoch"].items() if key != "featcal")
-    return {**row, "ratio": plain / second, "curves": {}}
-
-
-def kernel_cache():
-    """Whether torch.compile had compiled here before: a first epoch is much shorter then."""
-    folder = Path(cache_dir())
-    return "warm" if folder.is_dir() and any(folder.iterdir()) else "cold"
+# --- the file ------------------------------------------------------------------------------------
 
 
 def seconds(options, splits):
     """Every network's seconds, written after each: a lease that ends leaves what is done."""
     about = {"hardware": Engine.best().as_json(), "versions": versions(), "batch": Recipe().batch}
-    about["kernel_cache"] = kernel_cache()
     results = {"made_by": "bench/train.py", **about, "rows": []}
     for network in options.networks:
         results["rows"].append(measured(network, splits))
@@ -192,6 +221,10 @@ def curves(options, splits):
         written(options.output, results)
 
 
+def written(path, results):
+    path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
+
+
 PARTS = {"seconds": seconds, "curves": curves}
 
 
@@ -208,10 +241,6 @@ def main():
     splits = split(load_images("cifar10", options.data))
     for part in [options.part] if options.part else PARTS:
         PARTS[part](options, splits)
-
-
-def written(path, results):
-    path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ DUAL = {
 # A sixth to a thirtieth of the published epochs; the rate falls smoothly, as short runs need it.
 EPOCHS = {"wrn16x4": 60, "resnet50": 30, "resnet110": 12, "densenet121": 12, "wrn26x10": 12}
 SCHEDULE = "cosine"
-# The paper's MMCE is weighted and as published, defects included; others stand beside it.
-MMCE = "mmce(variant='weighted', form='published')"
-LOSSES = ("ce", "brier", MMCE, "label_smoothing", "focal", "flsd", "dual_focal", "mmce")
+# The paper's MMCE is weighted and as published, defects included; its other forms stand beside it.
+MMCE = ("mmce(variant='weighted', form='published')", "mmce", "mmce(variant='weighted')")
+LOSSES = ("ce", "brier", MMCE[0], "label_smoothing", "focal", "flsd", "dual_focal", *MMCE[1:])
+TWICE = ("wrn16x4", "resnet50")  # the networks whose cross-entropy has two seeds
 RECIPES = ("none", "clip", "temperature", "clip | temperature")
 AGAINST = (None, 0, 0, 2)
 WITH_INTERVALS = ("accuracy", "ece", "adaptive_ece", "nll", "brier")
@@ -84,7 +85,12 @@ def grid(epochs):
         Run("cifar10", network, "ce", epochs[network])
         for network in ("resnet110", "densenet121", "wrn26x10")
     ]
-    return [*small, *large, *others]
+    seconds = [
+        replace(run, seed=2)
+        for run in (*small, *large)
+        if run.loss == "ce" and run.network in TWICE
+    ]
+    return [*small, *large, *others, *seconds]
 
 
 # --- one run -------------------------------------------------------------------------------------
@@ -207,8 +213,12 @@ def added(results, run, splits):
 def wanted(options, results):
     """The runs to make, and of those the share of this process."""
     runs = grid({network: max(1, round(n * options.scale)) for network, n in EPOCHS.items()})
-    runs = [replace(run, seed=seed) for seed in options.seeds for run in runs]
-    runs = [run for run in runs if set(options.only) <= set(run.name.split())]
+    if options.seeds:
+        firsts = [run for run in runs if run.seed == 1]
+        runs = [replace(run, seed=seed) for seed in options.seeds for run in firsts]
+    runs = [run for run in runs if all(part in f" {run.name} " for part in options.only)]
+    if not runs:
+        raise SystemExit(f"--only {' '.join(options.only)}: no run of the grid has these words")
     part, of = map(int, options.share.split("/"))
     done = {name_of(run) for run in results["runs"]}
     return [run for run in runs[part - 1 :: of] if canonical(run) not in done]
@@ -224,9 +234,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", type=Path, help="folder with cifar10/ and cifar100/")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="TEXT", help="runs with these words"
+        "--only",
+        nargs="+",
+        type=lambda text: f" {text} ",
+        default=[],
+        metavar="TEXT",
+        help="runs with these words, such as cifar10 resnet50 ce",
     )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[1])
+    parser.add_argument("--seeds", nargs="+", type=int, help="all runs with these instead")
     parser.add_argument("--scale", type=float, default=1.0, help="part of the epochs, for a trial")
     parser.add_argument("--share", default="1/1", help="such as 2/3: the second of three parts")
     parser.add_argument(

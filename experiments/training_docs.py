@@ -7,6 +7,7 @@ there is left as it is.
 """
 
 import json
+from statistics import mean, median, stdev
 
 from reproduction_docs import ROOT, fill
 
@@ -57,39 +58,58 @@ def bench_sections(results):
 
 def speed(results):
     """Seconds an epoch in our loop and in plain ones, of one run on one machine."""
-    loops = list(dict.fromkeys(loop for row in results["rows"] for loop in row["seconds_epoch"]))
+    loops = list(dict.fromkeys(loop for row in results["rows"] for loop in row["seconds"]))
     alike, rows = f"plain {results['hardware']['precision']}", []
     for row in results["rows"]:
-        seconds = row["seconds_epoch"]
+        seconds = {loop: median(taken) for loop, taken in row["seconds"].items()}
         fastest = min(seconds[loop] for loop in seconds if loop != OURS)
-        shown = (f"{seconds[loop]:.2f}" if loop in seconds else "-" for loop in loops)
         ratios = (f"{plain / seconds[OURS]:.1f}" for plain in (seconds[alike], fastest))
-        first = f"{row['first_epoch']:.0f}" if "first_epoch" in row else "-"
-        rows.append((row["network"], *shown, *ratios, first))
+        first = row["first_epoch"]
+        told = f"{first['seconds']:.0f}, {first['kernels']}"
+        rows.append((row["network"], *(timed(row, loop) for loop in loops), *ratios, told))
     made = f"{facts_text(results['hardware'])}; {facts_text(results['versions'])}"
     title = f"Seconds an epoch, batch {results['batch']} ({made}):"
-    cache = f"{results['kernel_cache']} cache of kernels"
     faster = (f"times faster than {alike}", "times faster than the fastest plain loop")
-    more = (*faster, f"first epoch of {OURS}, {cache}")
-    return Grid(title, ("network", *loops, *more), tuple(rows))
+    return Grid(title, ("network", *loops, *faster, f"first epoch of {OURS}"), tuple(rows))
+
+
+def timed(row, loop):
+    """The median, and the range where there are several."""
+    taken = row["seconds"].get(loop)
+    if not taken:
+        return "-"
+    spread = f" ({min(taken):.2f} to {max(taken):.2f})" if len(taken) > 1 else ""
+    return f"{median(taken):.2f}{spread}"
 
 
 def curves(results):
-    """The loss of each loop after every epoch: the mean over the seeds, and their spread."""
+    """The loss of each loop after every epoch, and what lies between ours and one of its kind."""
     found = [row for row in results["rows"] if row.get("curves")]
+    alike = f"plain {results['hardware']['precision']}"
     loops = list(dict.fromkeys(loop for row in found for loop in row["curves"]))
     rows = []
     for row in found:
-        for epoch in range(len(row["curves"][OURS]["mean"])):
+        for epoch in range(len(row["curves"][OURS]["losses"][0])):
             shown = (after(row["curves"].get(loop), epoch) for loop in loops)
-            rows.append((f"{row['network']}, epoch {epoch + 1}", *shown))
+            between = apart(row["curves"], alike, epoch)
+            rows.append((f"{row['network']}, epoch {epoch + 1}", *shown, between))
     seeds = "; ".join(f"{row['network']} {row['curves'][OURS]['seeds']}" for row in found)
     title = f"Training loss, mean and standard deviation over the seeds ({seeds}):"
-    return Grid(title, ("network", *loops), tuple(rows))
+    return Grid(title, ("network", *loops, f"{OURS} minus {alike}, seed by seed"), tuple(rows))
 
 
 def after(curve, epoch):
-    return f"{curve['mean'][epoch]:.3f} ± {curve['deviation'][epoch]:.3f}" if curve else "-"
+    if not curve:
+        return "-"
+    losses = [seed[epoch] for seed in curve["losses"]]
+    return f"{mean(losses):.3f} ± {stdev(losses):.3f}"
+
+
+def apart(curves, alike, epoch):
+    """The mean difference of runs with the same seed, and its standard error."""
+    pairs = zip(curves[OURS]["losses"], curves[alike]["losses"], strict=True)
+    between = [ours[epoch] - plain[epoch] for ours, plain in pairs]
+    return f"{mean(between):+.3f} ± {stdev(between) / len(between) ** 0.5:.3f}"
 
 
 def write(page, parts):

@@ -75,12 +75,12 @@ def test_the_table_of_speed(docs):
     lines = docs.bench_sections(made_training.bench())["training"].splitlines()
     assert "device NVIDIA H200, precision bfloat16, compiled; torch 2.13.0" in lines[0]
     assert lines[-2:] == [
-        "| resnet50 | 2.50 | 7.20 | 6.00 | 2.9 | 2.4 | 61 |",
-        "| vit | 1.00 | 3.00 | - | 3.0 | 3.0 | - |",
+        "| resnet50 | 2.50 (2.40 to 2.60) | 7.20 (7.00 to 7.30) | 6.00 | 2.9 | 2.4 | 61, new |",
+        "| vit | 1.00 | 3.00 | - | 3.0 | 3.0 | 3, cached |",
     ]
     curves = docs.bench_sections(made_training.bench())["loss curves"].splitlines()
     assert curves[0].endswith("over the seeds (resnet50 [1, 2]):")
-    assert curves[-1] == "| resnet50, epoch 2 | 1.200 ± 0.050 | 1.220 ± 0.060 |"
+    assert curves[-1] == "| resnet50, epoch 2 | 1.200 ± 0.071 | 1.220 ± 0.057 | -0.020 ± 0.010 |"
 
 
 def test_what_the_page_says_of_the_temperature_is_what_the_file_holds(docs):
@@ -107,6 +107,27 @@ def test_what_the_page_says_of_the_temperature_is_what_the_file_holds(docs):
         ("cifar100", "wrn16x4", "brier"),
         ("cifar10", "resnet50", "mmce(variant='weighted', form='published')"),
     }
+
+
+def test_what_is_said_of_mmce_is_what_the_file_holds(docs):
+    """In docs/losses.md, form by form."""
+    found = {}
+    for run in TrainingRuns.read(docs.RESULTS).runs:
+        if run.seed == 1 and run.loss.startswith(("ce", "mmce")):
+            found.setdefault(run.network, {})[run.loss] = run.row("none")["metrics"]
+    networks = [forms for forms in found.values() if len(forms) == 4]
+    plain, weighted = "mmce", "mmce(variant='weighted')"
+    published = "mmce(variant='weighted', form='published')"
+    assert len(networks) == 3
+    assert sum(forms[plain]["ece"] > forms["ce"]["ece"] for forms in networks) == 2
+    assert all(forms[weighted]["accuracy"] < forms["ce"]["accuracy"] - 0.05 for forms in networks)
+    assert all(forms[published]["ece"] < forms["ce"]["ece"] for forms in networks)
+
+
+def test_the_grid_makes_every_run_of_the_file(docs):
+    grid = importlib.import_module("train_grid")
+    made = {grid.name_of(run) for run in json.loads(grid.RESULTS.read_text())["runs"]}
+    assert made == {grid.canonical(run) for run in grid.grid(grid.EPOCHS)}
 
 
 def test_what_the_page_names_exists(docs):

@@ -116,3 +116,19 @@ def test_every_threshold_has_one(c):
 def test_a_threshold_that_clips_nothing_has_none():
     with pytest.raises(InputError, match="c is inf: nothing is clipped"):
         theory.turning_point(math.inf)
+
+
+@pytest.mark.parametrize(("c", "within"), [(1e-2, 0.06), (1e-4, 0.02), (1e-12, 0.002)])
+def test_the_approximation_for_small_thresholds(c, within):
+    about = c * math.sqrt(2 / math.pi) * (1 + lambertw(1 / (math.e * c)).real)
+    assert theory.turning_point(c) == pytest.approx(about, rel=within)
+
+
+@pytest.mark.parametrize(("c", "within"), [(5.0, 1 / 300), (1e3, 1e-6)])
+def test_the_approximation_for_large_thresholds(c, within):
+    assert theory.turning_point(c) == pytest.approx(math.sqrt(c / math.e), rel=within)
+
+
+def test_the_leading_order_for_small_thresholds_is_reached_slowly():
+    leading = 1e-6 * math.sqrt(2 / math.pi) * math.log(1e6)
+    assert leading / theory.turning_point(1e-6) == pytest.approx(1.2, abs=0.02)

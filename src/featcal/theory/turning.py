@@ -22,7 +22,8 @@ PRECISE = 1e-15
 def turning_point(c: Tensor) -> Tensor:
     """s*(c): Delta-H increases in s below it and decreases above it.
 
-    About sqrt(c / e) for large c, and c sqrt(2 / pi) log(1 / c) for small c. The share s*/c falls
+    About sqrt(c / e) for large c, and for small c about c sqrt(2 / pi) (1 + W(1 / (e c))), where W
+    is Lambert's function; to leading order c sqrt(2 / pi) log(1 / c). The share s*/c falls
     with c: it depends on the unit.
 
     >>> round(turning_point(0.23), 3), round(turning_point(1.0), 3)
