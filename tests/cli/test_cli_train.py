@@ -1,7 +1,9 @@
 """featcal train: from images to a folder that can be calibrated."""
 
 import json
+import os
 import shutil
+import signal
 import sys
 
 import made
@@ -121,7 +123,16 @@ def test_every_loss_by_its_text(project, loss):
 def test_the_rows_of_adafocal_are_said(project):
     said = done(*words("run", "--loss", "adafocal", "--held-out", "12", "--no-pack", epochs=1)).out
     assert said.startswith("cifar10: 60 train, 8 val, 20 test, 12 held out (val: ")
-    assert "held out: 12 of the rest" in said
+    assert "held out: the first 12 of the 72 that are left" in said
+
+
+@pytest.mark.parametrize(("val", "held_out"), [("4", 4), ("20", 8)])
+def test_adafocal_has_as_many_rows_as_val_and_at_most_a_tenth(project, val, held_out):
+    more = ("--loss", "adafocal", "--val", val, "--no-pack", "--json")
+    rows = done(*words("run", *more, epochs=1)).json["rows"]
+    assert rows == {"train": 80 - int(val) - held_out, "val": int(val), "test": 20} | {
+        "held_out": held_out
+    }
 
 
 def test_the_published_recipe(project):
@@ -129,18 +140,22 @@ def test_the_published_recipe(project):
     assert found["loss"] == "ce(reduction='sum')"
     recipe = found["recipe"]
     assert (recipe["reduction"], recipe["clip_norm"], recipe["warmup"]) == ("sum", 2.0, 0)
+    more = ("--published", "--clip-norm", "0.5", "--no-pack", "--json")
+    assert done(*words("shorter", *more)).json["recipe"]["clip_norm"] == 0.5
     brier = done(*words("b", "--published", "--loss", "brier", "--no-pack", "--json")).json
     assert brier["recipe"]["reduction"] == "mean"
 
 
 def test_options_reach_the_recipe(project):
     given = ("--lr", "0.02", "--schedule", "cosine", "--mixup", "0.2", "--smoothing", "0.1")
+    given += ("--clip-norm", "5")
     more = ("--budget", "0.01", "--val", "20", "--json", "--no-pack", "--precision", "bfloat16")
     command = [word for word in words("run", *given, *more) if word not in ("--epochs", 2)]
     found = done(*command).json
     recipe = found["recipe"]
     assert (recipe["lr"], recipe["schedule"], recipe["mixup"]) == (0.02, "cosine", 0.2)
     assert (recipe["smoothing"], recipe["epochs"], found["precision"]) == (0.1, 4, "bfloat16")
+    assert (recipe["clip_norm"], recipe["warmup"]) == (5.0, 0)
     assert found["rows"]["val"] == 20
 
 
@@ -190,12 +205,27 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
         assert (whole / "pack" / file).read_bytes() == (run / "pack" / file).read_bytes()
 
 
-def test_ctrl_c_before_the_first_checkpoint_leaves_nothing(project):
-    def stop(label, *_):
-        if label == "training":
-            raise KeyboardInterrupt
+def test_ctrl_c_long_before_the_first_checkpoint_keeps_what_is_done(project):
+    def press(label, done, _):
+        if (label, done) == ("training", 3):
+            os.kill(os.getpid(), signal.SIGINT)
 
-    with listen(stop):
+    with listen(press):
+        ran = featcal(*words("run"))
+    assert ran.code == 130
+    assert ran.err.startswith("Interrupted: what is done is kept in run/checkpoint.safetensors;")
+    done(*words("whole"))
+    done(*words("run"))
+    whole, run = (project / name / "model.safetensors" for name in ("whole", "run"))
+    assert whole.read_bytes() == run.read_bytes()
+
+
+def test_ctrl_c_before_the_first_step_leaves_nothing(project):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("featcal.train.run.Plan.of", stop)
         ran = featcal(*words("run"))
     assert (ran.code, ran.err.strip()) == (130, "Interrupted: nothing was written.")
     assert not (project / "run").exists()

@@ -10,7 +10,7 @@ import made
 import pytest
 import torch
 
-from featcal import datasets, models
+from featcal import InputError, datasets, models
 from featcal.cli.train import train
 from featcal.losses import parse_loss
 from featcal.train import Recipe
@@ -37,6 +37,10 @@ def test_every_snippet_runs(tmp_path, monkeypatch, capsys):
     exec(blocks[1], names)
     assert all(torch.equal(trained[key], v) for key, v in names["model"].state_dict().items())
     exec(blocks[2], names)
+    written = Path("run/model.safetensors").read_bytes()
+    with pytest.raises(InputError, match=r"run holds a finished run \(run.json\)"):
+        exec(blocks[0], {})
+    assert Path("run/model.safetensors").read_bytes() == written
     assert "head.calibrator.steps.0.threshold" in names["calibrated"].state_dict()
 
 

@@ -52,6 +52,14 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project):
     assert whole.read_bytes() == again.read_bytes()
 
 
+def test_of_two_processes_one_refuses(train_project):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    ran = process(*torchrun, "-m", "featcal", *words("both", "--loss", "fokal"))
+    assert ran.returncode != 0
+    assert ran.stderr.count("did you mean focal") == 1
+    assert not (train_project / "both").exists()
+
+
 def test_two_processes_share_the_work_and_one_speaks(train_project):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ran = process(*torchrun, "-m", "featcal", *words("both", "--device", "cpu"))

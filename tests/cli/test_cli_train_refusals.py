@@ -1,29 +1,23 @@
 """featcal train refuses in one sentence, and before any work where it can."""
 
+from dataclasses import replace
+
 import made
 import pytest
 from cli_cases import featcal, refused
 from train_cases import words
 
+from featcal.datasets import load_images
 from featcal.train import checkpoint
-from featcal.train.finish import made_folder
-
-
-def refused_late(*args):
-    """Refused after what was asked for is said, and nothing but that."""
-    ran = featcal(*args)
-    assert ran.code == 2
-    assert "epoch " not in ran.out
-    assert ran.err.startswith("Error: ")
-    assert ran.err.count("\n") == 1
-    return ran.err
-
+from featcal.train.folder import made_folder
 
 EARLY = {
     "epochs twice": (("--budget", "0.1"), ["--budget and --epochs contradict each other"]),
     "a loss there is not": (("--loss", "fokal"), ["'fokal'", "did you mean focal"]),
     "an argument there is not": (("--loss", "focal(beta=1)"), ["no argument 'beta'"]),
     "a rate below zero": (("--lr", "-1"), ["lr is -1.0"]),
+    "a gradient of no length": (("--clip-norm", "0"), ["clip_norm is 0.0: give a number above 0"]),
+    "a device without numbers": (("--device", "meta"), ["device is 'meta'", "cpu or cuda"]),
     "a graph on a CPU": (("--graph", "--device", "cpu"), ["a CUDA graph needs one process"]),
     "a device there is not": (("--device", "toaster"), ["device is 'toaster'", "cpu or cuda"]),
     "soft labels": (("--smoothing", "0.1", "--loss", "focal"), ["--smoothing", "focal takes"]),
@@ -85,7 +79,7 @@ def test_an_option_the_network_has_not(train_project, monkeypatch):
     ],
 )
 def test_before_the_first_step(network, more, expected, train_project):
-    said = refused_late(*words("run", *more, network=network))
+    said = refused(*words("run", *more, network=network))
     assert all(word in said for word in expected), said
     assert not (train_project / "run").exists()
 
@@ -138,7 +132,7 @@ def test_a_run_goes_on_as_it_was_begun(more, expected, train_project, tmp_path, 
         ran = featcal(*words(tmp_path / "run", "--checkpoint-every", "0"))
     assert ran.code == 130
     assert (tmp_path / "run" / checkpoint.FILE).exists()
-    said = refused_late(*words(tmp_path / "run", *more))
+    said = refused(*words(tmp_path / "run", *more))
     assert "is of a run with" in said
     assert expected in said
     assert "choose another folder" in said
@@ -154,3 +148,26 @@ def test_one_command_at_a_time(train_project, tmp_path):
     with made_folder(tmp_path / "run"):
         assert "is being written by another process" in refused(*words(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_what_to_change_in_a_run_that_diverges_can_be_typed(train_project, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    ran = featcal(*words(run, "--lr", "1e30", "--checkpoint-every", "0"))
+    assert ran.code == 2
+    assert "lower --lr (1e+30), or limit the gradients with --clip-norm; and remove " in ran.err
+    assert (run / checkpoint.FILE).exists()
+    ran = featcal(*words(other, "--lr", "1e30", "--published"))
+    assert ran.err.rstrip().endswith("lower --lr (1e+30), or lower --clip-norm (2)")
+    assert not other.exists()
+
+
+def test_other_images_do_not_go_on(train_project, tmp_path, monkeypatch):
+    featcal(*words(tmp_path / "run", "--lr", "1e30", "--checkpoint-every", "0"))
+
+    def darker(*given, **options):
+        found = load_images(*given, **options)
+        return replace(found, train=replace(found.train, pixels=found.train.pixels // 2))
+
+    monkeypatch.setattr("featcal.cli.train_request.load_images", darker)
+    said = refused(*words(tmp_path / "run", "--lr", "1e30"))
+    assert "is of a run with other images in train: choose another folder" in said

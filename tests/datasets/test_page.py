@@ -20,5 +20,5 @@ def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch, capsys):
         exec(block, names)
     assert names["x"].is_contiguous(memory_format=torch.channels_last)
     assert (len(names["splits"].train), len(names["splits"].held_out)) == (500, 500)
-    assert "seed 1; held out: 500 of the rest" in capsys.readouterr().out
+    assert "seed 1; held out: the first 500 of the 1000 that are left" in capsys.readouterr().out
     assert names["pets"].train.pixels.shape == (24, 32, 32, 3)

@@ -116,7 +116,9 @@ def test_the_held_out_images_come_from_train_and_leave_val_alone():
     assert sorted(numbers(cut.train) + numbers(cut.held_out)) == sorted(numbers(plain.train))
     assert numbers(cut.held_out) == cut.held_out_index.tolist()
     assert len(cut.held_out) == 20
-    assert cut.how.endswith("; held out: 20 of the rest by the same shuffle")
+    assert cut.how.endswith(
+        "; held out: the first 20 of the 270 that are left, shuffled by numpy's legacy seed 1"
+    )
 
 
 @pytest.mark.parametrize("held_out", [-1, 270, 300])
@@ -132,6 +134,11 @@ def test_a_val_part_of_its_own_is_used():
     assert numbers(cut.val) == list(range(500, 509))
     assert cut.val_index is None
     assert len(cut.train) == 290
-    assert cut.how.startswith("val: the data set's own; held out: 10")
+    _, held = published_split(300, 10)
+    assert cut.held_out_index.tolist() == held.tolist()
+    assert cut.how == (
+        "val: the data set's own; held out: the first 10 of the 300 training images, shuffled by "
+        "numpy's legacy seed 1"
+    )
     with pytest.raises(InputError, match=r"val=5.*x has a val part of its own of 9 images"):
         split(data, val=5)

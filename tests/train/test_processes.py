@@ -32,6 +32,17 @@ def trained(case, rows):
     return model, [epoch.loss for epoch in history]
 
 
+def dropped_units():
+    """The random numbers that a network draws in its first steps."""
+    model, drawn = small(norm=False), []
+    model.head.register_forward_pre_hook(
+        lambda *_: drawn.append(torch.rand(4)) if model.training else None
+    )
+    splits, recipe = made_splits(), Recipe(epochs=1, batch=20)
+    train(model, splits, CE(), recipe, engine=Engine.best("cpu"), normalise=HALF)
+    return drawn
+
+
 def on_rank(rank, folder):
     torch.set_num_threads(1)
     torch_dist.init_process_group(
@@ -42,6 +53,8 @@ def on_rank(rank, folder):
         found = {**model.state_dict(), "losses": torch.tensor(losses)}
         found = {key: value.contiguous() for key, value in found.items()}
         save_file(found, f"{folder}/{case}-{rank}.safetensors")
+    drawn = dropped_units()
+    save_file({"drawn": torch.stack(drawn)}, f"{folder}/dropout-{rank}.safetensors")
     with pytest.raises(InputError, match="batch is 21: give a multiple of the 2 processes"):
         train(small(), made_splits(), CE(), Recipe(epochs=1, batch=21), normalise=HALF)
     with pytest.raises(InputError, match="needs one process on one GPU"):
@@ -60,8 +73,14 @@ def ranks(tmp_path_factory):
         sys.path.pop(0)
     return {
         case: [load_file(folder / f"{case}-{rank}.safetensors") for rank in range(2)]
-        for case in CASES
+        for case in (*CASES, "dropout")
     }
+
+
+def test_each_process_draws_random_numbers_of_its_own(ranks):
+    one, other = (found["drawn"] for found in ranks["dropout"])
+    assert not torch.equal(one, other)
+    assert torch.equal(one, torch.stack(dropped_units()))  # the first as a run of one process
 
 
 @pytest.mark.parametrize("case", CASES)

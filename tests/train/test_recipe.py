@@ -54,6 +54,34 @@ def test_a_tiny_budget_is_one_epoch_that_still_trains():
     assert tiny.rate_at(0) == tiny.lr
 
 
+@pytest.mark.parametrize(
+    ("epochs", "rates"),
+    [(1, [0.1]), (2, [0.1, 0.01]), (3, [0.1, 0.01, 0.001]), (4, [0.1, 0.1, 0.01, 0.001])],
+)
+def test_the_shortest_runs_hold_the_full_rate_and_no_two_drops_coincide(epochs, rates):
+    for recipe in (Recipe(epochs=epochs), Recipe().lasting(epochs)):
+        assert recipe.warmup == 0
+        assert [recipe.rate_at(epoch) for epoch in range(epochs)] == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("epochs", [5, 12, 30, 60, 350])
+def test_from_five_epochs_on_there_is_one_of_warm_up(epochs):
+    recipe = Recipe(epochs=epochs)
+    assert recipe.warmup == Recipe().lasting(epochs).warmup == 1
+    drops = [round(part * epochs) for part in (149 / 350, 249 / 350)]
+    full, low = drops[0] - 1, drops[1] - drops[0]
+    rates = [recipe.rate_at(epoch) for epoch in range(1, epochs)]
+    lowest = epochs - drops[1]
+    assert rates == pytest.approx([0.1] * full + [0.01] * low + [0.001] * lowest)
+    assert recipe.rate_at(0.5) == pytest.approx(0.05)
+
+
+def test_a_warm_up_that_is_asked_for_is_kept_and_scaled_down_with_the_run():
+    assert Recipe(epochs=2, warmup=1).rate_at(0.5) == pytest.approx(0.05)
+    vit = Recipe.for_network("vit")
+    assert [vit.lasting(epochs).warmup for epochs in (3, 12, 25, 350)] == [0, 2, 5, 5]
+
+
 @pytest.mark.parametrize("budget", [0, -1, 1.5, math.nan])
 def test_a_budget_that_is_no_part_is_refused(budget):
     with pytest.raises(InputError, match="budget is"):
@@ -91,6 +119,7 @@ def test_cosine_ends_near_zero_and_is_half_at_half():
         ({"smoothing": 1.0}, "smoothing is 1.0"),
         ({"mixup": True}, "mixup is True"),
         ({"seed": -1}, "seed is -1"),
+        ({"warmup": -2}, "warmup is -2"),
         ({"seed": 2**40}, "seed is 1099511627776: give one below"),
         ({"drops": 0.5}, "drops is 0.5: give a tuple"),
         ({"augment": "no"}, "augment is 'no': give True or False"),

@@ -1,13 +1,18 @@
 """Small things to train on: images of four colours, a network of a thousand weights."""
 
+import pytest
 import torch
 from torch import nn
 
+from featcal.core.progress import listen
 from featcal.datasets import Images, Normalisation, Splits
+from featcal.losses import CE
+from featcal.train import Recipe, train
 
 HALF = Normalisation((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 CLASSES = 4
 SIZE = 8
+RECIPE = Recipe(epochs=3, batch=16, seed=7)
 
 
 def made_images(rows, seed=0, size=SIZE):
@@ -58,3 +63,29 @@ def weights_of(model):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def trained(model=None, loss=None, recipe=RECIPE, splits=None, **options):
+    model = small() if model is None else model
+    splits = made_splits() if splits is None else splits
+    loss = CE() if loss is None else loss
+    return model, train(model, splits, loss, recipe, normalise=HALF, **options)
+
+
+class Killed(BaseException):
+    """What a kill is to the loop: it ends between two lines."""
+
+
+def killed_after(steps):
+    """A listener that ends the run when so many steps are done."""
+
+    def tell(label, done, of):
+        if label == "training" and done == steps:
+            raise Killed
+
+    return tell
+
+
+def run_until_killed(folder, steps, **options):
+    with pytest.raises(Killed), listen(killed_after(steps)):
+        trained(folder=folder, checkpoint_every=0.0, **options)

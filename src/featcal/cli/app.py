@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from featcal.cli.collect import collect
-from featcal.cli.commands import INTERRUPTED, evaluate, fit, predict
+from featcal.cli.commands import BAD_INPUT, INTERRUPTED, evaluate, fit, predict
 from featcal.cli.compare import compare
 from featcal.cli.demo import demo
 from featcal.cli.explore import explore
@@ -23,8 +23,6 @@ from featcal.cli.report import report
 from featcal.cli.train import train
 from featcal.core.errors import InputError
 from featcal.version import __version__
-
-BAD_INPUT = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

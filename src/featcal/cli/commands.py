@@ -34,6 +34,7 @@ PACK = click.argument("pack_path", metavar="PACK", type=click.Path(path_type=Pat
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object for programs.")
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
 HEAD = click.option("--head", help="Path of the last layer, such as fc, if it is not found.")
+BAD_INPUT = 2  # the exit code for what a person can mend
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 OVERWRITE = "choose another name, or overwrite it with --force"
 BINS = click.option(

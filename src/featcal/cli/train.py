@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from featcal.cli.commands import (
+    BAD_INPUT,
     HEAD,
     INTERRUPTED,
     JSON,
@@ -20,11 +21,12 @@ from featcal.cli.commands import (
 from featcal.cli.train_job import Job
 from featcal.cli.train_request import FOLDER, TrainRequest
 from featcal.core import dist
+from featcal.core.errors import InputError
 from featcal.core.progress import listen
 from featcal.train import processes
 from featcal.train.checkpoint import FILE as CHECKPOINT
-from featcal.train.engine import PRECISIONS
-from featcal.train.finish import made_folder
+from featcal.train.engine import PRECISIONS, launched_rank
+from featcal.train.folder import made_folder
 
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
     output_option("The folder to make."),
@@ -45,6 +47,9 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--lr", type=float, help="The highest learning rate.  [default: the network's]"),
     click.option("--batch", type=click.IntRange(1), help="Rows of a step.  [default: 128]"),
     click.option(
+        "--clip-norm", type=float, help="The longest gradient.  [default: any; --published: 2]"
+    ),
+    click.option(
         "--schedule", type=click.Choice(["steps", "cosine"]), help="How the learning rate falls."
     ),
     click.option(
@@ -64,7 +69,8 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--held-out",
         type=click.IntRange(0),
-        help="More of them for a loss that adapts.  [default: as many as val, for adafocal alone]",
+        help="More of them for a loss that adapts.  [default: for adafocal as many as in val, at "
+        "most a tenth; else 0]",
     ),
     click.option(
         "--test-norm",
@@ -126,7 +132,7 @@ def train(**options: Any) -> None:  # noqa: ANN401 - TrainRequest names them and
     Example: featcal train cifar10 wrn16x4 -o run --data data --loss "focal(gamma=3)" --budget 0.1
     """
     request = TrainRequest(**options)
-    going_on = request.check()
+    _check(request)
     with ExitStack() as stack:
         with processes(request.device):
             first = dist.rank() == 0
@@ -134,11 +140,21 @@ def train(**options: Any) -> None:  # noqa: ANN401 - TrainRequest names them and
             if first:
                 stack.enter_context(made_folder(request.output))
             job = Job.of(request, first and not request.as_json)
-            history = job.trained(going_on)
+            history = job.trained()
             facts = job.facts(history)
         # Outside of the group: the rest is for one process, and nothing may wait for the others.
         if first:
             job.finish(history, facts)
+
+
+def _check(request: TrainRequest) -> None:
+    """Refuses what cannot be done; of several processes one says so, for all are asked the same."""
+    try:
+        request.check()
+    except InputError:
+        if launched_rank() == 0:
+            raise
+        raise click.exceptions.Exit(BAD_INPUT) from None
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, final
@@ -18,18 +18,15 @@ from featcal.cli.bar import progress_bar
 from featcal.cli.commands import print_json
 from featcal.cli.train_request import TrainRequest
 from featcal.core import dist
+from featcal.core.errors import InputError
 from featcal.data.collect import collect
 from featcal.datasets import Splits
 from featcal.report.columns import COLUMNS
 from featcal.train import Engine, Epoch, train
 from featcal.train.checkpoint import FILE as CHECKPOINT
-from featcal.train.finish import (
-    PACK,
-    Pixels,
-    scores_of,
-    write_pack_of,
-    write_run,
-)
+from featcal.train.checks import Diverged
+from featcal.train.finish import Pixels, scores_of, write_pack_of, write_run
+from featcal.train.folder import PACK
 from featcal.train.watch import Batches
 
 SHOWN = ("accuracy", "ece", "nll")
@@ -71,12 +68,10 @@ class Job:
             collect(model, Batches(two, pixels[0], torch.device("cpu")), head=request.head)
         return cls(request, splits, pixels, model, engine, aloud)
 
-    def trained(self, going_on: bool) -> tuple[Epoch, ...]:
+    def trained(self) -> tuple[Epoch, ...]:
         """Trains the network in place."""
         request = self.request
-        for line in self._introduction(going_on) if self.aloud else ():
-            tables.say(line)
-        with _bar():
+        with _bar(), _in_options():
             return train(
                 self.model,
                 self.splits,
@@ -88,6 +83,7 @@ class Job:
                 checkpoint_every=request.checkpoint_every,
                 watch_every=request.watch_every,
                 report=EpochLines(request.recipe.epochs) if self.aloud else None,
+                begun=self._introduce if self.aloud else None,
                 about=self._about(),
             )
 
@@ -100,6 +96,10 @@ class Job:
     def _rows(self) -> dict[str, int]:
         parts = {part: getattr(self.splits, part) for part in ("train", "val", "test", "held_out")}
         return {part: len(images) for part, images in parts.items() if images is not None}
+
+    def _introduce(self, going_on: bool) -> None:
+        for line in self._introduction(going_on):
+            print(line, flush=True)  # not by rich, which would write through the bar
 
     def _introduction(self, going_on: bool) -> Iterator[str]:
         request, recipe = self.request, self.request.recipe
@@ -174,6 +174,16 @@ class EpochLines:
         # Not by rich, which would write through the bar; flushed for whoever follows a file.
         print(line if self.begun else f"{HEADING}\n{line}", flush=True)
         self.begun = True
+
+
+@contextmanager
+def _in_options() -> Iterator[None]:
+    """What to change in a run that diverged, in the words of the command line."""
+    try:
+        yield
+    except Diverged as error:
+        options = str(error).replace(" lr (", " --lr (").replace("clip_norm", "--clip-norm")
+        raise InputError(options) from error
 
 
 def _read(request: TrainRequest) -> Splits:

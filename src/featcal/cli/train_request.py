@@ -20,7 +20,8 @@ from featcal.datasets.split import PUBLISHED_VAL
 from featcal.losses import TrainingLoss, parse_loss
 from featcal.models import MODELS, build, network_options
 from featcal.train import Engine, Recipe, published_loss
-from featcal.train.finish import Pixels, check_folder
+from featcal.train.finish import Pixels
+from featcal.train.folder import check_folder
 
 FOLDER = "folder"
 
@@ -40,6 +41,7 @@ class TrainRequest:
     published: bool = False
     lr: float | None = None
     batch: int | None = None
+    clip_norm: float | None = None
     schedule: str | None = None
     mixup: float | None = None
     smoothing: float | None = None
@@ -125,10 +127,11 @@ class TrainRequest:
         given = {key: getattr(self, key) for key in keys if getattr(self, key) is not None}
         recipe = Recipe.for_network(self.network, **given)
         recipe = recipe.published() if self.published else recipe
+        if self.clip_norm is not None:
+            recipe = replace(recipe, clip_norm=self.clip_norm)
         if self.budget is not None:
             return recipe.scaled(self.budget)
-        epochs = recipe.epochs if self.epochs is None else self.epochs
-        return replace(recipe, epochs=epochs, warmup=min(recipe.warmup, epochs // 2))
+        return recipe if self.epochs is None else recipe.lasting(self.epochs)
 
     @cached_property
     def options(self) -> dict[str, Any]:
@@ -169,12 +172,17 @@ class TrainRequest:
 
     def _held_out(self, found: ImageData) -> int:
         if self.held_out is None:
-            return _a_tenth(found) if self.loss.needs_held_out else 0
+            return self._as_many_as_val(found) if self.loss.needs_held_out else 0
         if self.held_out == 0 and self.loss.needs_held_out:
             raise InputError(
                 f"--held-out 0: {self.loss.name} adapts to rows that are not trained on: give some"
             )
         return self.held_out
+
+    def _as_many_as_val(self, found: ImageData) -> int:
+        """What the published AdaFocal adapts to is val itself; a large one would cost too much."""
+        val = self._val(found) if found.val is None else len(found.val)
+        return max(1, min(val or 0, len(found.train) // 10))
 
     def normalise(self, splits: Splits) -> Pixels:
         """The published values of CIFAR; those of the training images of any other data."""

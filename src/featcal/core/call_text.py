@@ -109,8 +109,8 @@ class Reader(Generic[Made]):
                 raise InputError(f"{self.text} {shown(text)}: {name} is given {keyword.arg} twice")
             if keyword.arg is None or keyword.arg not in known:
                 raise InputError(
-                    f"{self.text} {shown(text)}: {name} has no argument {keyword.arg or '**'!r}, "
-                    f"{self._as_in(name, text)}"
+                    f"{self.text} {shown(text)}: {name} has no argument {keyword.arg or '**'!r}: "
+                    f"{_those_there_are(keyword.arg, known)}"
                 )
             given[keyword.arg] = self._literal(keyword, text)
         return maker(**given)
@@ -136,6 +136,17 @@ class Reader(Generic[Made]):
         return self.known[name]
 
     def _as_in(self, name: str, text: str) -> str:
-        arguments = self.arguments(self._find(name, text)).items()
-        listed = ", ".join(f"{key}={default!r}" for key, default in arguments)
+        listed = _listed(self.arguments(self._find(name, text)))
         return f"as in {name}({listed})" if listed else f"and {name} has none"
+
+
+def _listed(arguments: Mapping[str, object]) -> str:
+    return ", ".join(f"{key}={default!r}" for key, default in arguments.items())
+
+
+def _those_there_are(given: str | None, known: Mapping[str, object]) -> str:
+    """What to write instead of an argument that there is not."""
+    if not known:
+        return "it takes none"
+    near = get_close_matches(given or "", known, n=1)
+    return f"{f'did you mean {near[0]}? It' if near else 'it'} takes {_listed(known)}"

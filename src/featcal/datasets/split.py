@@ -18,6 +18,7 @@ from featcal.datasets.images import ImageData, Images, Splits
 PUBLISHED_VAL = 5000
 CIFAR_SEED = 1
 IMAGENET_SEED = 42
+BY_SEED = f"by numpy's legacy seed {CIFAR_SEED}"
 
 
 def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, Tensor]:
@@ -62,10 +63,11 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
     Raises:
         InputError: where the counts leave nothing to train on.
     """
-    train, val_index, how = _train_and_val(data, val)
-    train, held_index = _held_out(train, held_out)
+    rest, val_index, how = _train_and_val(data, val)
+    train, held_index = _held_out(rest, held_out)
     if held_index is not None:
-        how += f"; held out: {held_out} of the rest by the same shuffle"
+        which = "training images" if val_index is None else "that are left"
+        how += f"; held out: the first {held_out} of the {len(rest)} {which}, shuffled {BY_SEED}"
     return Splits(
         name=data.name,
         class_names=data.class_names,
@@ -95,8 +97,8 @@ def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | N
             f"nothing to calibrate on: give a val from 1 to {images - 1}"
         )
     train, index = published_split(images, count)
-    how = f"val: the first {count} of {images} training images, shuffled by numpy's legacy seed "
-    return train, index, how + str(CIFAR_SEED)
+    how = f"val: the first {count} of {images} training images, shuffled {BY_SEED}"
+    return train, index, how
 
 
 def _held_out(train: Tensor, held_out: int) -> tuple[Tensor, Tensor | None]:

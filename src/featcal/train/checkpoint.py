@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 
 from featcal.core.disk import new_file
 from featcal.core.errors import InputError
+from featcal.datasets import Images, Splits
 
 FILE = "checkpoint.safetensors"
-FORMAT = 1
+FORMAT = 2
 KEY = "featcal.train"
+HASHED = 2**28  # bytes of pixels: all of CIFAR, in a fifth of a second; of more, a spread sample
 
 
 @final
@@ -29,12 +32,14 @@ class Position:
         epoch: the one under way, counted from 0.
         step: of the epoch, the next to take.
         total: the summed losses of the epoch's rows so far.
+        seconds: of the epoch so far.
         history: what was said of every epoch before.
     """
 
     epoch: int = 0
     step: int = 0
     total: float = 0.0
+    seconds: float = 0.0
     history: tuple[dict[str, Any], ...] = ()
 
 
@@ -45,10 +50,11 @@ class Checkpoint:
     Attributes:
         path: the file.
         settings: what the run is; a file with other settings is refused.
+        images: the fingerprints of its images; a file with others is refused.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path, settings: dict[str, Any], images: dict[str, str]) -> None:
+        self.path, self.images = folder / FILE, images
         self.settings = json.loads(json.dumps(settings))  # as they will be read back
 
     def save(
@@ -64,7 +70,8 @@ class Checkpoint:
             tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
         tensors |= {f"loss.{key}": value for key, value in loss.items()}
         tensors |= {f"random.{key}": value for key, value in _random_state().items()}
-        about = {"format": FORMAT, "settings": self.settings, "position": vars(position)}
+        about = {"format": FORMAT, "settings": self.settings, "images": self.images}
+        about["position"] = vars(position)
         # Copies: safetensors refuses tensors that share memory, such as tied weights.
         plain = torch.contiguous_format
         copies = {k: v.detach().cpu().clone(memory_format=plain) for k, v in tensors.items()}
@@ -106,9 +113,26 @@ class Checkpoint:
                 raise self._refused(
                     f"is of a run with {key} = {theirs.get(key)}, not {ours.get(key)}"
                 )
+        for part, found in self.images.items():
+            if about["images"].get(part) != found:
+                raise self._refused(f"is of a run with other images in {part.replace('_', ' ')}")
 
     def _refused(self, why: str) -> InputError:
         return InputError(f"{self.path} {why}: choose another folder, or remove this one")
+
+
+def fingerprints(splits: Splits) -> dict[str, str]:
+    """A hash of the images a run trains on, watches and adapts to, and of their labels."""
+    parts = {"train": splits.train, "val": splits.val, "held_out": splits.held_out}
+    return {part: _fingerprint(images) for part, images in parts.items() if images is not None}
+
+
+def _fingerprint(images: Images) -> str:
+    every = -(-images.pixels.numel() // HASHED)
+    found = hashlib.sha256()
+    for tensor in (images.labels, images.pixels[::every]):
+        found.update(tensor.cpu().contiguous().numpy().data)
+    return found.hexdigest()[:16]
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -109,17 +109,46 @@ def _device(device: str | torch.device | None) -> torch.device:
         found = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device is {device!r}: give one such as cpu or cuda") from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device is {device!r}, and torch finds no GPU here: give cpu")
+    _check_device(found)
     if found == torch.device("cuda"):  # which of them torchrun says
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return found
 
 
+def _check_device(device: torch.device) -> None:
+    """Refuses a device that holds no numbers here."""
+    if device.type == "cuda":
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not found:
+            raise InputError(f"device is '{device}', and torch finds no GPU here: give cpu")
+        if (device.index or 0) >= found:
+            raise InputError(
+                f"device is '{device}', and torch finds {found} here: give cuda:0 or one up to "
+                f"cuda:{found - 1}"
+            )
+        return
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(
+            f"device is '{device}', which cannot be computed on here: give one such as cpu or cuda"
+        ) from error
+
+
+def _launched() -> bool:
+    """Whether torchrun started this process and others."""
+    return int(os.environ.get("WORLD_SIZE", 1)) > 1
+
+
+def launched_rank() -> int:
+    """Which of torchrun's processes this is, known before they have joined; 0 without them."""
+    return int(os.environ.get("RANK", 0)) if _launched() else 0
+
+
 @contextmanager
 def processes(device: str | None = None) -> Iterator[None]:
     """Joins the other processes that torchrun started, if it did."""
-    if int(os.environ.get("WORLD_SIZE", 1)) == 1 or dist.active():
+    if not _launched() or dist.active():
         yield
         return
     gpu = device != "cpu" and torch.cuda.is_available()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,57 +12,17 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from featcal.core.disk import LOCK, REMOVE, check_free, locked, new_file
-from featcal.core.errors import InputError
+from featcal.core.disk import new_file
 from featcal.data import Pack
 from featcal.data.collect_pack import collect_pack
 from featcal.datasets import Normalisation, Splits
 from featcal.report.rows import versions
 from featcal.train.checkpoint import FILE as CHECKPOINT
-from featcal.train.run import Epoch
+from featcal.train.epoch import Epoch
+from featcal.train.folder import PACK, RECORD, WEIGHTS, check_unfinished
 from featcal.train.watch import Batches, Watched, outputs
 
-WEIGHTS, RECORD, PACK = "model.safetensors", "run.json", "pack"
 Pixels = tuple[Normalisation, Normalisation]  # of train and val, and of test
-
-
-def check_folder(folder: Path) -> bool:
-    """Whether a folder holds a run to go on with.
-
-    Raises:
-        InputError: where it holds a finished run, or anything else.
-    """
-    if (folder / RECORD).exists():
-        raise InputError(f"{folder} holds a finished run ({RECORD}): {REMOVE}")
-    if (folder / CHECKPOINT).exists():
-        return True
-    if not folder.is_dir() or not all(p.name == LOCK or _is_temporary(p) for p in folder.iterdir()):
-        check_free(folder, remedy=REMOVE)
-    return False
-
-
-@contextmanager
-def made_folder(folder: Path) -> Iterator[None]:
-    """The folder for one process alone, without what a kill left half written in it.
-
-    A folder that is made here is gone again where nothing came of it.
-    """
-    new = not folder.exists()
-    folder.mkdir(exist_ok=True)
-    with locked(folder):
-        for path in filter(_is_temporary, list(folder.iterdir())):
-            shutil.rmtree(path, ignore_errors=True)
-        try:
-            yield
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
-            if new and not any(folder.iterdir()):
-                folder.rmdir()
-
-
-def _is_temporary(path: Path) -> bool:
-    names = (CHECKPOINT, WEIGHTS, RECORD)
-    return path.is_dir() and path.name.startswith(tuple(f".{name}." for name in names))
 
 
 def write_pack_of(
@@ -113,7 +72,13 @@ def _loaders(model: nn.Module, splits: Splits, normalise: Pixels) -> dict[str, B
 def write_run(
     folder: Path, model: nn.Module, history: Sequence[Epoch], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Writes the weights and then the record, and removes the checkpoint."""
+    """Writes the weights and then the record, and removes the checkpoint.
+
+    Raises:
+        InputError: where the folder holds a finished run; nothing is written then, for weights
+            and record must be of one run.
+    """
+    check_unfinished(folder)
     weights = {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
     with new_file(folder / WEIGHTS, overwrite=True) as temporary:
         save_file({key: value.contiguous() for key, value in weights.items()}, temporary)

@@ -18,6 +18,8 @@ EPOCHS = 350
 # The published loop stepped its schedule before each epoch, so that the rate fell one epoch early.
 DROPS = (149 / EPOCHS, 249 / EPOCHS)
 CLIP_NORM = 2.0
+SHARE = 5  # warm-up is at most a fifth of a run, unless somebody says otherwise
+BY_LENGTH = -1
 
 
 @final
@@ -33,8 +35,11 @@ class Recipe:
         momentum: of SGD.
         weight_decay: on every parameter, as published.
         schedule: "steps" divides the rate by ten at each of `drops`; "cosine" lowers it to zero.
-        drops: parts of the run after which the rate falls.
-        warmup: epochs over which the rate rises from nothing.
+        drops: parts of the run after which the rate falls, to the nearest epoch; never at the
+            start, nor two in one epoch, so that the shortest runs have the full rate, too.
+        warmup: epochs over which the rate rises from nothing; by default (-1) one, and none in a
+            run of less than five, which would hardly have the full rate otherwise. `lasting`
+            changes the epochs and the warm-up together.
         clip_norm: the longest gradient; None for no limit.
         augment: whether images are shifted by up to four pixels and mirrored.
         mixup: the parameter of the Beta distribution images are mixed by; 0 for no mixing.
@@ -51,7 +56,7 @@ class Recipe:
     weight_decay: float = 5e-4
     schedule: str = "steps"
     drops: tuple[float, ...] = DROPS
-    warmup: int = 1
+    warmup: int = BY_LENGTH
     clip_norm: float | None = None
     augment: bool = True
     mixup: float = 0.0
@@ -60,6 +65,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_whole("recipe", 1, epochs=self.epochs, batch=self.batch)
+        if self.warmup == BY_LENGTH:
+            object.__setattr__(self, "warmup", min(1, self.epochs // SHARE))
         check_whole("recipe", 0, warmup=self.warmup, seed=self.seed)
         check_flags("recipe", augment=self.augment)
         if self.seed >= 2**40:
@@ -89,15 +96,35 @@ class Recipe:
         return cls(**changes)
 
     def scaled(self, budget: float) -> Recipe:
-        """The same run in a part of its epochs; the drops keep their places, warm-up its length.
+        """The same run in a part of its epochs; the drops keep their places.
 
         >>> Recipe().scaled(0.1).epochs
         35
         """
         if not 0 < budget <= 1:
             raise InputError(f"budget is {budget}: give a part of the epochs, from 0 to 1")
-        epochs = max(1, round(self.epochs * budget))
-        return replace(self, epochs=epochs, warmup=min(self.warmup, epochs // 2))
+        return self.lasting(max(1, round(self.epochs * budget)))
+
+    def lasting(self, epochs: int) -> Recipe:
+        """The same run in so many epochs; warm-up is at most a fifth of them, rounded down.
+
+        >>> [Recipe().lasting(epochs).warmup for epochs in (4, 5, 350)]
+        [0, 1, 1]
+        """
+        return replace(self, epochs=epochs, warmup=min(self.warmup, epochs // SHARE))
+
+    @property
+    def falls(self) -> tuple[int, ...]:
+        """The epochs, counted from 0, that begin with a lower rate.
+
+        >>> Recipe().falls, Recipe(epochs=2).falls
+        ((149, 249), (1, 2))
+        """
+        found: list[int] = []
+        for drop in sorted(self.drops):
+            earliest = found[-1] + 1 if found else 1
+            found.append(max(earliest, math.floor(drop * self.epochs + 0.5)))
+        return tuple(found)
 
     def published(self) -> Recipe:
         """With the gradient clipped, for the summed losses of the published networks.
@@ -125,10 +152,7 @@ class Recipe:
         if self.schedule == "cosine":
             done = (epoch - self.warmup) / max(self.epochs - self.warmup, 1)
             return self.lr * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
-        # Never before the first epoch: a run of one would have no rate to fall from.
-        drops = (max(1, math.floor(drop * self.epochs + 0.5)) for drop in self.drops)
-        fallen = sum(epoch >= drop for drop in drops)
-        return self.lr * 0.1**fallen
+        return self.lr * 0.1 ** sum(epoch >= fall for fall in self.falls)
 
     def as_json(self) -> dict[str, Any]:
         """The public form."""

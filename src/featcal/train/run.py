@@ -2,70 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import Any, final
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from featcal.core import dist
-from featcal.core.arguments import check_whole
 from featcal.core.errors import InputError
-from featcal.core.fitting import undisturbed
 from featcal.core.progress import tell
 from featcal.datasets import Normalisation, Splits, normalisations
 from featcal.losses import TrainingLoss
-from featcal.train.checkpoint import Checkpoint, Position
+from featcal.train.checkpoint import Checkpoint, Position, fingerprints
+from featcal.train.checks import check_finite, check_logits, check_pace, check_request
 from featcal.train.engine import Engine
+from featcal.train.epoch import Epoch, Report
 from featcal.train.feed import Feed
+from featcal.train.folder import check_place
 from featcal.train.graph import GraphStep
+from featcal.train.interrupt import Interrupts
 from featcal.train.plan import Plan, Rows
 from featcal.train.recipe import Recipe
 from featcal.train.step import Step, optimizer_of, set_rate
 from featcal.train.watch import Batches, Watched, outputs
 
 EVERY = 60.0  # seconds between two checkpoints: what a kill costs at most
-
-
-@final
-@dataclass(frozen=True)
-class Epoch:
-    """What is said of an epoch.
-
-    Attributes:
-        epoch: counted from 1.
-        rate: the learning rate it began with.
-        loss: the mean over its rows, as the network was when it saw them.
-        seconds: it took, watching not counted.
-        watched: scores on the validation rows; None where they were not looked at.
-    """
-
-    epoch: int
-    rate: float
-    loss: float
-    seconds: float
-    watched: Watched | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The public form."""
-        watched = {} if self.watched is None else self.watched.as_json()
-        return {**{k: v for k, v in vars(self).items() if k != "watched"}, **watched}
-
-    @classmethod
-    def of_json(cls, found: dict[str, Any]) -> Epoch:
-        """The epoch a public form describes."""
-        own = {key: found[key] for key in ("epoch", "rate", "loss", "seconds")}
-        seen = {key: found[key] for key in ("nll", "accuracy", "ece") if key in found}
-        return cls(**own, watched=Watched(**seen) if seen else None)
-
-
-Report = Callable[[Epoch], None]
+Begun = Callable[[bool], None]
 
 
 def train(
@@ -80,12 +48,14 @@ def train(
     checkpoint_every: float = EVERY,
     watch_every: int = 1,
     report: Report | None = None,
+    begun: Begun | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> tuple[Epoch, ...]:
     """Trains a model in place and returns what was said of every epoch.
 
     With a folder, the state is kept there now and then, and a run that was killed goes on from it
-    when it is started again; on a CPU it then ends with the same weights, bit for bit.
+    when it is started again; on a CPU it then ends with the same weights, bit for bit. Ctrl-C waits
+    for the end of a step then, and the state is kept; a second Ctrl-C does not wait.
 
     Args:
         model: makes logits (n, k) of images (n, 3, h, w); moved to the device, and in eval mode
@@ -95,60 +65,43 @@ def train(
         recipe: how.
         engine: where; the best there is without one.
         normalise: of the pixels; the data set's own without it.
-        folder: where the checkpoint lies; None for no files at all.
+        folder: where the checkpoint lies; None for no files at all. One with a finished run is
+            refused.
         checkpoint_every: seconds between two checkpoints.
         watch_every: epochs between two looks at val; the last is always looked at.
         report: called with every epoch.
+        begun: called once nothing is left to refuse, with whether a killed run is gone on with.
         about: more that must be the same for a killed run to go on, as JSON: the network's name.
     """
     engine = Engine.best() if engine is None else engine
-    _check_batch(recipe, len(splits.train))
-    if loss.needs_held_out and splits.held_out is None:
-        raise InputError(
-            f"{loss!r} adapts to rows of its own: cut them from train with split(held_out=5000)"
-        )
+    check_request(splits, loss, recipe)
+    check_pace(watch_every, checkpoint_every)
+    if folder is not None:
+        check_place(folder)
     pixels = normalisations(splits.name)[0] if normalise is None else normalise
-    check_whole("train", 1, watch_every=watch_every)
-    if not checkpoint_every >= 0:
-        raise InputError(f"checkpoint_every is {checkpoint_every}: give seconds, from 0 up")
     with _random_numbers(recipe.seed, engine.device), engine.at_work():
         trainer = Trainer(model, splits, loss, recipe, engine, pixels)
         trainer.settings |= about or {}
-        trainer.go_on_from(folder, checkpoint_every)
+        going_on = trainer.go_on_from(folder, checkpoint_every)
+        if begun is not None and dist.rank() == 0:
+            begun(going_on)
         return trainer.run(watch_every, report)
-
-
-def _check_batch(recipe: Recipe, rows: int) -> None:
-    if recipe.batch > rows:
-        raise InputError(f"recipe: batch is {recipe.batch}, and train has {rows} rows: lower it")
-    if recipe.batch % dist.world():
-        raise InputError(
-            f"recipe: batch is {recipe.batch}: give a multiple of the {dist.world()} processes"
-        )
-
-
-@torch.no_grad()
-def _check_logits(model: nn.Module, batches: Batches, classes: int) -> None:
-    """Refuses a network that was made for other data, before anything is trained."""
-    images, _ = next(iter(batches))
-    with undisturbed(model):
-        given = model(images[:2])
-    if not isinstance(given, Tensor) or given.ndim != 2:
-        what = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        raise InputError(f"the model gives {what} of two images: it must give logits (n, classes)")
-    if given.shape[1] != classes:
-        raise InputError(
-            f"the model gives {given.shape[1]} logits, and there are {classes} classes: "
-            f"build it for {classes}"
-        )
 
 
 @contextmanager
 def _random_numbers(seed: int, device: torch.device) -> Iterator[None]:
     """A run's own random numbers, for networks that draw some; those outside are left alone."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        torch.manual_seed(_seed_of(seed, Position()))
         yield
+
+
+def _seed_of(seed: int, position: Position) -> int:
+    """Of the random numbers of a process: each drops other units, the first by the seed itself."""
+    if dist.rank() == 0:
+        return seed
+    place = (seed, dist.rank(), position.epoch, position.step)
+    return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0])
 
 
 class Trainer:
@@ -175,10 +128,11 @@ class Trainer:
         )
         self.take = GraphStep(self.step) if engine.graph else self.step
         self.val = Batches(splits.val, normalise, engine.device)
-        _check_logits(model, self.val, len(splits.class_names))
+        check_logits(model, self.val, len(splits.class_names))
         held = splits.held_out
         self.held_out = None if held is None else Batches(held, normalise, engine.device)
         self.position = Position()
+        self.splits, self.interrupts = splits, Interrupts()
         self.checkpoint: Checkpoint | None = None
         self.settings = {
             **{"dataset": splits.name, "rows": self.rows, "loss": repr(loss)},
@@ -193,34 +147,45 @@ class Trainer:
         ids = [device] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(self.model, device_ids=ids)
 
-    def go_on_from(self, folder: Path | None, every: float) -> None:
+    def go_on_from(self, folder: Path | None, every: float) -> bool:
         """Takes up the state in a folder, if there is one, and keeps it there from now on."""
         self.every, self.kept = every, monotonic()
         if folder is None:
-            return
-        if not folder.is_dir():
-            raise InputError(f"folder {folder} does not exist: make it first, or pass None")
-        self.checkpoint = Checkpoint(folder, self.settings)
+            return False
+        self.checkpoint = Checkpoint(folder, self.settings, fingerprints(self.splits))
         found = self.checkpoint.restore(self.model, self.optimizer)
-        if found is not None:
-            self.position, state = found
-            self.loss = self.loss.restored(state).to(self.engine.device)
+        if found is None:
+            return False
+        self.position, state = found
+        self.loss = self.loss.restored(state).to(self.engine.device)
+        if dist.rank():  # the file has the random state of the first process alone
+            torch.manual_seed(_seed_of(self.recipe.seed, self.position))
+        return True
 
     def run(self, watch_every: int, report: Report | None) -> tuple[Epoch, ...]:
         """Every epoch that is left."""
-        while self.position.epoch < self.recipe.epochs:
-            done = self._epoch()
-            last = done.epoch == self.recipe.epochs
-            if last or done.epoch % watch_every == 0:
-                done = replace(done, watched=self._watched())
-            history = (*self.position.history, done.as_json())
-            self.position = Position(epoch=done.epoch, history=history)
-            if last:
-                self._keep()
-            if report is not None and dist.rank() == 0:
-                report(done)
+        # Of several processes each would stop at a step of its own.
+        alone = self.checkpoint is not None and dist.world() == 1
+        with self.interrupts.held() if alone else nullcontext():
+            while self.position.epoch < self.recipe.epochs:
+                done = self._watched_epoch(watch_every)
+                if done.epoch == self.recipe.epochs:
+                    self._keep()
+                if report is not None and dist.rank() == 0:
+                    report(done)
+                self._stop_if_asked()
+        self._stop_if_asked()
         self.model.eval()
         return tuple(Epoch.of_json(found) for found in self.position.history)
+
+    def _watched_epoch(self, watch_every: int) -> Epoch:
+        done = self._epoch()
+        last = done.epoch == self.recipe.epochs
+        if last or done.epoch % watch_every == 0:
+            done = replace(done, watched=self._watched())
+        history = (*self.position.history, done.as_json())
+        self.position = Position(epoch=done.epoch, history=history)
+        return done
 
     def _epoch(self) -> Epoch:
         epoch, first = self.position.epoch, self.position.step
@@ -228,20 +193,31 @@ class Trainer:
         self.step.loss = self.loss.at(epoch / self.recipe.epochs)
         total = torch.tensor(self.position.total, dtype=torch.float64, device=self.engine.device)
         self.model.train()
-        started = monotonic()
+        started = monotonic() - self.position.seconds
+        rates = [self.recipe.rate_at(epoch + step / len(plan)) for step in range(len(plan))]
         for step, rows in enumerate(plan.steps(first), start=first):
-            set_rate(self.optimizer, self.recipe.rate_at(epoch + step / len(plan)))
+            set_rate(self.optimizer, rates[step])
             total += self._taken(rows)
             tell("training", epoch * len(plan) + step + 1, self.recipe.epochs * len(plan))
-            if monotonic() - self.kept >= self.every:
-                self.position = replace(self.position, step=step + 1, total=total.item())
+            if self.interrupts.asked or monotonic() - self.kept >= self.every:
+                self._stand(step + 1, total.item(), monotonic() - started)
+                self._stop_if_asked()
                 self._keep()
         # What is over when processes share the last batch is seen by none of them.
         loss = total.item() / (self.rows - self.rows % self.recipe.batch % dist.world())
         seconds = monotonic() - started
-        self._check_finite(loss, epoch)
+        path = None if self.checkpoint is None else self.checkpoint.path
+        check_finite(loss, epoch, self.recipe, path)
         self._adapt()
-        return Epoch(epoch + 1, self.recipe.rate_at(epoch), loss, seconds)
+        return Epoch(epoch + 1, max(rates), loss, seconds)
+
+    def _stand(self, step: int, total: float, seconds: float) -> None:
+        self.position = replace(self.position, step=step, total=total, seconds=seconds)
+
+    def _stop_if_asked(self) -> None:
+        if self.interrupts.asked:
+            self._keep()
+            raise KeyboardInterrupt
 
     def _taken(self, rows: Rows) -> Tensor:
         """Takes a step; the summed loss of its rows on all processes."""
@@ -259,13 +235,6 @@ class Trainer:
                 f"({error}): choose another batch than {self.recipe.batch}"
             ) from error
         return dist.total(loss.double() * len(mine.images))
-
-    def _check_finite(self, loss: float, epoch: int) -> None:
-        if not math.isfinite(loss):
-            raise InputError(
-                f"the loss is {loss} after epoch {epoch + 1}: lower lr ({self.recipe.lr:g}), or "
-                "limit the gradients with clip_norm"
-            )
 
     def _adapt(self) -> None:
         """Lets the loss look at its own rows; every process must see the same network there."""
