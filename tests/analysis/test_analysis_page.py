@@ -36,7 +36,7 @@ def test_every_snippet_runs(capsys):
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
     for block in blocks:
         exec(block, names)
-    assert len(blocks) == 11
+    assert len(blocks) == 12
     assert capsys.readouterr().out
     found = {name for name in analysis.__all__ if f"analysis.{name}." in "".join(blocks)}
     assert found == set(analysis.__all__) - {"Analysis", "BandedDiagram", "LayerRow"}

@@ -109,3 +109,13 @@ def test_both_panels_show_the_means(net):
     order = found.as_json()["all"]
     assert order["unit"] == found.order.tolist()
     assert order["lce"] == sorted(order["lce"], reverse=True)
+
+
+def test_the_picture_says_which_units_it_shows(net):
+    width = net.val.features.shape[1]
+    few = UnitMeans.of(net.val, net.head, units=5)
+    assert few.which == f"5 of {width} units, drawn at random"
+    for plan in ({}, {"units": width}):
+        assert UnitMeans.of(net.val, net.head, **plan).which == f"all {width} units, in no order"
+    twice = UnitMeans.of(net.val, net.head, units=width, reference=True)
+    assert "drawn at random" in twice.which

@@ -99,6 +99,47 @@ def test_a_missing_package_is_said_before_the_work(pack, out, monkeypatch):
     assert "pip install 'featcal[report]'" in refused("report", pack, "-o", out)
 
 
+def test_the_terminal_says_what_the_first_screen_says(tmp_path):
+    """Whether to trust it, what to mind and what is missing, and only then what to type."""
+    small = packed(tmp_path, logits_alone(val=60, test=80), "small")
+    ran = done("report", small, "-o", tmp_path / "r.html")
+    body = data(tmp_path / "r.html")
+    text = " ".join(ran.out.split())
+    parts = [
+        body["summary"]["headline"],
+        f"Should you trust its confidence? {body['summary']['trust']}",
+        *(f"Mind: {caution}" for caution in body["summary"]["cautions"]),
+        f"Left out: {body['notes'][0]}",
+        f"What should I do? {body['summary']['points'][-1]['answer']}",
+        body["summary"]["command"],
+        "Wrote",
+    ]
+    assert len(parts) > 7
+    places = [text.index(" ".join(part.split())) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_calibrator_that_was_fitted_on_the_scored_rows_is_not_recommended(pack, out, tmp_path):
+    cheat = tmp_path / "cheat.safetensors"
+    done("fit", pack, "temperature", "--split", "test", "-o", cheat)
+    ran = done("report", pack, cheat, "-o", out, "--recipe", "none")
+    text = " ".join(ran.out.split())
+    assert "cheat.safetensors was fitted on the very rows that are scored here" in text
+    assert "Yes" not in text
+    assert "predict" not in text
+    assert data(out)["summary"]["pick"] is None
+
+
+def test_a_refusal_names_no_split_that_is_not_its_cause(pack, out):
+    for given in (
+        ("--recipe", "density"),
+        ("--split", "val"),
+        ("--split", "dev"),
+    ):
+        for command in (("report", pack, "-o", out), ("explore", pack)):
+            assert ", split '" not in refused(*command, *given)
+
+
 def test_few_rows_are_said(tmp_path):
     small = packed(tmp_path, logits_alone(val=60, test=80), "small")
     found = done("report", small, "-o", tmp_path / "r.html", "--json").json

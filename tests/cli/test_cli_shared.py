@@ -56,7 +56,7 @@ def test_an_underconfident_network_hears_why(imported):
     clip = done("compare", pack, "clip", "--json").json["rows"][0]["fit"]["steps"][0]
     assert clip["noop"]
     assert "underconfident" in clip["message"]
-    assert "clipping can only lower confidence" in clip["message"]
+    assert "on the whole clipping lowers confidence" in clip["message"]
     assert "underconfident" in done("compare", pack, "clip").out
 
 

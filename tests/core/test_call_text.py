@@ -29,6 +29,8 @@ def test_a_builder_may_put_several_together():
     ("text", "says"),
     [
         ("bax", "no shape is called 'bax'; did you mean box[?] There are box, dot"),
+        ("BOX", "no shape is called 'BOX'; did you mean box[?]"),
+        ("box(Width=3)", r"no argument 'Width': did you mean width\?"),
         ("box(3)", r"box takes arguments by name only, as in box\(width=1, height=2\)"),
         ("dot(3)", "dot takes arguments by name only, and dot has none"),
         ("box(widht=3)", r"box has no argument 'widht': did you mean width\? It takes width=1, h"),

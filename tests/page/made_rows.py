@@ -10,7 +10,7 @@ from featcal.report.rows import Comparison, Row
 from featcal.report.scores import Scores
 
 PLACE = Place("my pack", fit_rows=5000)
-RAW = {"accuracy": 0.80, "confidence": 0.89, "ece": 0.09, "nll": 0.9}
+RAW = {"accuracy": 0.80, "confidence": 0.89, "ece": 0.09, "nll": 0.9, "brier": 0.3}
 
 
 def bins_of(*rows):
@@ -52,4 +52,4 @@ def told(*rows, place=PLACE):
     return found, {point.question: point.answer for point in found.points}
 
 
-GOOD = {"confidence": 0.81, "ece": 0.02, "nll": 0.8}
+GOOD = {"confidence": 0.81, "ece": 0.02, "nll": 0.8, "brier": 0.28}

@@ -1,7 +1,9 @@
 """What to do and what to type: no word against another."""
 
+from dataclasses import replace
+
 import pytest
-from made_rows import GOOD, PLACE, compared, row, told
+from made_rows import GOOD, PLACE, bins_of, compared, row, told
 
 from featcal import parse
 from featcal.page.advice import TRY_NEXT, Place
@@ -31,7 +33,7 @@ def advised(*rows, place=PLACE):
 
 def test_nobody_is_told_to_rely_on_what_nobody_can_judge():
     raw = row("none", n=300, ece=0.005, confidence=0.805)
-    found, advice = advised(raw, row("temperature", n=300, seed=1, **GOOD))
+    found, advice = advised(raw, row("temperature", n=300, seed=1, **{**GOOD, "ece": 0.005}))
     assert (found.kind, found.pick) == ("unclear", 1)
     assert advice == (
         "Label more rows, to fit on and to score, before you rely on its confidence. What helps so "
@@ -64,6 +66,25 @@ def test_what_is_left_after_the_recommended_recipe_is_said(after, left):
     )
     assert found.pick == 1
     assert advice.startswith(f"Use temperature scaling before anyone acts on the confidence {left}")
+
+
+def test_still_is_said_of_what_was_so_before():
+    """Off both ways before, too sure on average after: that direction is new."""
+    both = bins_of((1000, 0.6, 0.75), (1000, 0.95, 0.8))
+    raw = row("none", bins=both, accuracy=0.775, confidence=0.775, ece=0.15)
+    after = row("temperature", accuracy=0.775, confidence=0.805, ece=0.03, nll=0.8)
+    found, advice = advised(raw, after)
+    assert found.kind == "mixed"
+    assert advice.endswith("(on average it is then 3.0 points too sure):")
+
+
+def test_what_saw_the_answers_was_not_tried():
+    """A fit on the scored rows says nothing about the method."""
+    cheat = row("temperature", **GOOD)
+    found, advice = advised(row("none"), cheat, place=replace(PLACE, seen=(1,)))
+    assert found.pick is None
+    assert advice.endswith("See what mends it:")
+    assert found.command.startswith("featcal compare 'my pack' none temperature ")
 
 
 def test_an_overshoot_of_a_modest_model_is_said():

@@ -4,15 +4,17 @@ import json
 import re
 import sys
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
-from featcal import InputError
+from featcal import Batch, InputError, write_pack
 from featcal.page import Content, markdown, render
 from featcal.page.contest import contest
-from featcal.page.html import ASSETS, check_packages, embedded
+from featcal.page.html import ASSETS, check_packages, embedded, page_words
 from featcal.page.tables import SHOWN, comparison_table
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -66,9 +68,52 @@ def test_it_loads_nothing(read, page):
 
 def test_the_numbers_are_in_it(page, content):
     body = data_of(page)
-    shown = body.pop("shown")
+    shown, sentences = body.pop("shown"), body.pop("sentences")
     assert shown == content.pick
     assert body == content.as_json()
+    assert sentences == page_words(content)
+
+
+def test_every_sentence_under_a_figure_is_among_the_numbers(page):
+    visible = unescape(re.sub("<[^>]*>", "", page.split("<script")[0])).replace("\u00a0", " ")
+    told = data_of(page)["sentences"]
+    assert set(told) == {"entropy", "counts", "changed", "classes", "units", "values", "sweeps"}
+    assert all(sentence in visible for some in told.values() for sentence in some)
+
+
+def test_a_finding_begins_with_a_short_sentence_and_numbers_are_not_bold(page):
+    (bold,) = re.findall('<strong class="finding">(.*?)</strong>', page)
+    assert bold == (
+        "Feature clipping takes more certainty from wrong answers than from right ones, as the "
+        "paper claims."
+    )
+    assert "nats" in page.split(bold)[1].split("</p>")[0]
+
+
+def test_where_all_predicted_classes_are_shown_none_is_said_to_be_left_out(tmp_path, made):
+    """Five classes, of which the network predicts three."""
+    known = made(900)
+    with torch.no_grad():
+        known.head.bias[3:] = -1e3
+    fits = known.labels < 3
+    features, labels = known.features[fits], known.labels[fits]
+    parts = {"val": slice(200), "test": slice(200, None)}
+    splits = {name: Batch(None, labels[part], features[part]) for name, part in parts.items()}
+    content = Content.of(
+        write_pack(tmp_path / "pack", splits, head=known.head), ["none"], resamples=100
+    )
+    page = render(content)
+    assert "Predicted classes: 3." in page
+    assert "that are off most" not in page
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_where_features_are_cut_is_said(content, signed):
+    page = render(replace(content, values=replace(content.values, signed=signed)))
+    assert ("cuts every feature at a threshold c. Drag" in page) == (not signed)
+    assert (
+        "cuts every feature at \u2212c and at c, where c is a threshold. Drag" in page
+    ) == signed
 
 
 def test_a_class_that_is_called_like_html_is_text(page, read, evil):
@@ -129,7 +174,7 @@ def test_a_gap_is_sorted_by_its_size(content):
 
 def test_what_the_summary_calls_ece_and_nll_is_said_in_view(page):
     summary = page.split('<section id="summary"')[1].split("</section>")[0]
-    for name in ("expected calibration error", "negative log-likelihood"):
+    for name in ("expected calibration error", "negative log-likelihood", "Brier score"):
         assert name in summary
     assert "recipes that score the same on all rows share it" in page
 

@@ -1,6 +1,7 @@
 """Numbers and names as sentences have them."""
 
-from featcal.page.phrases import about, apart, between, in_words, listed, points, rows
+from featcal.core.calibrator import METHODS
+from featcal.page.phrases import STEPS, about, apart, between, in_words, listed, points, rows
 from featcal.report.intervals import UNKNOWN, Interval
 
 
@@ -16,7 +17,8 @@ def test_numbers_and_names():
     assert in_words("clip | temperature from cal.safetensors") == (
         "feature clipping followed by temperature scaling from cal.safetensors"
     )
-    assert in_words("spline(knots=6)") == "spline(knots=6)"
+    assert in_words("spline(knots=6)") == "spline calibration (knots=6)"
+    assert in_words("unheard(of=6)") == "unheard(of=6)"
     assert in_words("clip(min_accuracy=0.99) | temperature") == (
         "feature clipping (min_accuracy=0.99) followed by temperature scaling"
     )
@@ -27,3 +29,9 @@ def test_two_shares_that_differ_look_different():
     assert apart(0.894, 0.886) == ("89.4 %", "88.6 %")
     assert apart(0.8911, 0.8908) == ("89.11 %", "89.08 %")
     assert apart(0.5, 0.5) == ("50 %", "50 %")
+
+
+def test_every_method_has_a_name_in_words():
+    own = {name for name, kind in METHODS.items() if kind.__module__.startswith("featcal.")}
+    assert own == set(STEPS)
+    assert all(" " in words for words in STEPS.values())

@@ -70,8 +70,9 @@ def test_a_recipe_is_computed(explorer):
 
 
 def test_a_bad_recipe_is_refused_with_its_sentence(explorer):
+    """As an answer: a browser would log a status of 400 as an error of the page."""
     status, answer = posted(explorer, {"recipe": "nonsense"})
-    assert status == 400
+    assert status == 200
     assert answer == {"error": "recipe 'nonsense': no method is called 'nonsense'"}
 
 
@@ -137,6 +138,37 @@ def test_the_name_localhost_is_ours_too(explorer):
 def test_a_taken_port_is_said_with_a_remedy(explorer):
     with pytest.raises(InputError, match=r"port \d+ cannot be opened .*--port"):
         Explorer("", computed, port=explorer.server_address[1])
+
+
+def test_a_bad_recipe_does_not_wait_for_a_fit():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(*asked):
+        begun.set()
+        go_on.wait(20)
+        return {}
+
+    def check(recipe):
+        if recipe == "nonsense":
+            raise InputError("no method is called 'nonsense'")
+
+    server = Explorer("", slow, check=check)
+    threads = [
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}),
+        threading.Thread(target=posted, args=(server, {"recipe": "clip"})),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        assert begun.wait(5)
+        answer = posted(server, {"recipe": "nonsense"})
+        assert answer == (200, {"error": "no method is called 'nonsense'"})
+    finally:
+        go_on.set()
+        server.shutdown()
+        server.server_close()
+        for thread in threads:
+            thread.join()
 
 
 def test_one_recipe_is_computed_at_a_time(explorer):

@@ -36,6 +36,14 @@ def test_the_example_is_an_average_where_no_bin_will_do():
     assert "on average it is 97 % sure, and right 76 % of the time" in headline("over", raw)
 
 
+@pytest.mark.parametrize(("count", "told"), [(100, "on average"), (400, "when it says 90 %")])
+def test_a_bin_that_may_be_off_by_chance_is_no_example(count, told):
+    """Four points are 1.3 standard errors of a hundred rows, and 2.7 of four hundred."""
+    for kind, right in (("over", 0.86), ("under", 0.94)):
+        bins = bins_of((count, 0.9, right), (1600, 0.99, right))
+        assert f": {told}" in headline(kind, row("none", bins=bins))
+
+
 def test_no_error_found_is_not_an_error_ruled_out():
     flat = bins_of((1000, 0.7, 0.7), (1000, 0.9, 0.9))
     wide = row("none", bins=flat, accuracy=0.80, confidence=0.82, ece=0.02, spread=0.03)
@@ -67,9 +75,9 @@ def test_two_numbers_that_differ_are_not_printed_alike():
     raw = row("none", bins=near, accuracy=0.8749, confidence=0.8851, ece=0.0125)
     assert verdict(raw) == "over"
     assert headline("over", raw).endswith("on average it is 89 % sure, and right 87 % of the time.")
-    enough = row("none", bins=bins_of((2000, 0.8949, 0.8849)), accuracy=0.8649, confidence=0.8751)
+    enough = row("none", bins=bins_of((9000, 0.8949, 0.8849)), accuracy=0.8649, confidence=0.8751)
     assert "when it says 89 %, it is right about 88 % of" in headline("over", enough)
-    halves = row("none", bins=bins_of((2000, 0.905, 0.895)), accuracy=0.8949, confidence=0.9051)
+    halves = row("none", bins=bins_of((9000, 0.905, 0.895)), accuracy=0.8949, confidence=0.9051)
     assert "when it says 90.5 %, it is right about 89.5 % of" in headline("over", halves)
 
 

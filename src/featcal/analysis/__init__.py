@@ -1,8 +1,8 @@
 """What features and predictions look like: who is wrong with high confidence, and what a clip does.
 
 Every analysis is a frozen dataclass: `Thing.of(...)` computes the numbers, `as_json()` tells them,
-`plot()` draws them. Data is what `featcal.evaluate` takes: a Batch, a list of batches, a split of a
-pack; it is read in chunks, in one process. Nothing is fitted on test. Not imported by
+`plot()` draws them. Data is a pack, or what `featcal.evaluate` takes: a Batch, a list of batches, a
+split of a pack; it is read in chunks, in one process. Nothing is fitted on test. Not imported by
 `import featcal`.
 """
 

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from featcal.analysis.base import Analysis, first_axes, ink
+from featcal.analysis.reading import TEST, reading
 from featcal.analysis.shares import wilson
 from featcal.core.binning import bin_index, bin_sums
 from featcal.core.errors import InputError
+from featcal.data import Pack
 from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import Values, checked_bins, checked_class
 from featcal.metrics.predictions import Predictions
@@ -61,10 +63,11 @@ class BandedDiagram(Analysis):
     @classmethod
     def of(
         cls,
-        probs: Values | None = None,
+        probs: Values | Pack | None = None,
         labels: Values | None = None,
         *,
         logits: Values | None = None,
+        split: str = TEST,
         bins: int = 15,
         title: str = "",
         of_class: int | None = None,
@@ -74,9 +77,10 @@ class BandedDiagram(Analysis):
         """The diagram of n predictions; see `ReliabilityDiagram.of` for the arguments.
 
         Args:
-            probs: (n, k), or (n,) of class 1 of a binary model.
+            probs: (n, k), or (n,) of class 1 of a binary model; or a pack, which has its labels.
             labels: (n,) the class of every row.
             logits: in place of `probs`.
+            split: of a pack.
             bins: how many bins of equal width.
             title: what the predictions are.
             of_class: the class whose probability to hold against its share; None for the
@@ -84,6 +88,8 @@ class BandedDiagram(Analysis):
             resamples: how often the rows are drawn again, 100 to 10,000.
             seed: of the resamples.
         """
+        if isinstance(probs, Pack):
+            probs, labels, logits = None, *_gathered(probs, split)
         pairs = said_and_so(Predictions.of(probs, labels, logits=logits), of_class)
         drawn = Resamples.draw(len(pairs[0]), checked_number(resamples), seed)
         return cls.of_pairs(*pairs, drawn, bins=bins, title=title, of_class=of_class)
@@ -145,6 +151,14 @@ class BandedDiagram(Analysis):
             _draw_band(
                 ax, edges[place : place + 2], float(self.low[place]), float(self.high[place])
             )
+
+
+def _gathered(pack: Pack, split: str) -> tuple[Tensor, Tensor]:
+    """The labels and the logits of all rows."""
+    with reading(pack, None, split=split) as rows:
+        parts = [(batch.labels, logits) for batch, logits in rows]
+    labels, logits = (torch.cat(column) for column in zip(*parts, strict=True))
+    return labels, logits
 
 
 def said_and_so(seen: Predictions, of_class: int | None) -> tuple[Tensor, Tensor]:

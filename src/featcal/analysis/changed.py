@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
-from featcal.analysis.reading import reading
-from featcal.core.batch import Batch, Data, Head
+from featcal.analysis.reading import TEST, Source, reading
+from featcal.core.batch import Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.toplabel import predicted
 from featcal.report.drawing import DASHES, TEXT
@@ -50,17 +50,23 @@ class ChangedPredictions(Analysis):
 
     @classmethod
     def of(
-        cls, data: Batch | Data, calibrator: Calibrator | None, head: Head | None = None
+        cls,
+        data: Source,
+        calibrator: Calibrator | None,
+        head: Head | None = None,
+        *,
+        split: str = TEST,
     ) -> ChangedPredictions:
         """The changed rows of `data`, in one pass.
 
         Args:
-            data: labelled rows.
+            data: a pack, or labelled rows.
             calibrator: fitted, such as a clip.
-            head: the classifier's last layer, when the data holds features.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
         """
         parts, done = [], 0
-        with reading(data, head, calibrator) as rows:
+        with reading(data, head, calibrator, split=split) as rows:
             for batch, old, new in rows.both(calibrator):
                 parts.append(_changes(batch.labels, old, new, first_row=done))
                 done += len(batch)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
-from featcal.analysis.reading import Rows, reading
+from featcal.analysis.reading import TEST, Rows, Source, reading
 from featcal.analysis.shares import wilson
-from featcal.core.batch import Batch, Data, Head
+from featcal.core.batch import Head
 from featcal.core.binning import bin_index
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
@@ -54,10 +54,11 @@ class GroupCalibration(Analysis):
     @classmethod
     def of(
         cls,
-        data: Batch | Data,
+        data: Source,
         calibrator: Calibrator | None = None,
         head: Head | None = None,
         *,
+        split: str = TEST,
         groups: Tensor | Sequence[int] | None = None,
         names: Sequence[str] | None = None,
         by: str | None = None,
@@ -66,9 +67,10 @@ class GroupCalibration(Analysis):
         """The groups of `data`, in one pass.
 
         Args:
-            data: labelled rows.
+            data: a pack, or labelled rows.
             calibrator: fitted; None for the network as it is.
-            head: the classifier's last layer, when the data holds features.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
             groups: (n,) integers from 0 on, the group of each row in the order of the data; None
                 for the class that is predicted.
             names: of the groups, or of the classes; None for their numbers.
@@ -76,7 +78,7 @@ class GroupCalibration(Analysis):
             bins: of each group's ECE.
         """
         m = checked_bins(bins)
-        with reading(data, head, calibrator) as rows:
+        with reading(data, head, calibrator, split=split) as rows:
             known = None if groups is None else _checked_groups(groups, rows)
             count = rows.facts.classes if known is None else int(known.max()) + 1
             called = _checked_names(names, count)

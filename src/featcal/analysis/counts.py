@@ -11,8 +11,8 @@ from torch import Tensor
 
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes
 from featcal.analysis.groups import checked_level
-from featcal.analysis.reading import reading
-from featcal.core.batch import Batch, Data, Head
+from featcal.analysis.reading import TEST, Source, reading
+from featcal.core.batch import Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.metrics.predictions import TopLabel, top_label
@@ -51,18 +51,20 @@ class ConfidentCounts(Analysis):
     @classmethod
     def of(
         cls,
-        data: Batch | Data,
+        data: Source,
         calibrator: Calibrator | None = None,
         head: Head | None = None,
         *,
+        split: str = TEST,
         levels: Sequence[float] = LEVELS,
     ) -> ConfidentCounts:
         """The counts over `data`, in one pass.
 
         Args:
-            data: labelled rows.
+            data: a pack, or labelled rows.
             calibrator: fitted; None for the network as it is.
-            head: the classifier's last layer, when the data holds features.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
             levels: of the confidence.
         """
         marks = tuple(checked_level(level) for level in levels)
@@ -70,7 +72,7 @@ class ConfidentCounts(Analysis):
             raise InputError("levels is empty: pass at least one confidence, such as 0.95")
         before = torch.zeros(2, len(marks), dtype=torch.int64)
         after = before.clone()
-        with reading(data, head, calibrator) as rows:
+        with reading(data, head, calibrator, split=split) as rows:
             for batch, old, new in rows.both(calibrator):
                 for found, logits in ((before, old), (after, new)):
                     found += _above(top_label(logits=logits, labels=batch.labels), marks)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
 from featcal.analysis.groups import CONFIDENCE, Groups, groups_of
-from featcal.analysis.reading import entropies, reading
+from featcal.analysis.reading import TEST, Source, entropies, reading
 from featcal.analysis.shares import Z
-from featcal.core.batch import Batch, Data, Head
+from featcal.core.batch import Head
 from featcal.core.calibrator import Calibrator
 from featcal.report.drawing import TEXT
 from featcal.report.intervals import UNKNOWN, Interval
@@ -54,23 +54,25 @@ class EntropyGrowth(Analysis):
     @classmethod
     def of(
         cls,
-        data: Batch | Data,
+        data: Source,
         calibrator: Calibrator | None,
         head: Head | None = None,
         *,
+        split: str = TEST,
         groups: Groups | None = None,
         confidence: float = CONFIDENCE,
     ) -> EntropyGrowth:
         """The entropies of the groups of `data`, in one pass beyond that for the groups.
 
         Args:
-            data: labelled rows.
+            data: a pack, or labelled rows.
             calibrator: fitted, such as a clip; None changes nothing.
-            head: the classifier's last layer, when the data holds features.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
             groups: of these rows, where they are known already.
             confidence: of the groups, else.
         """
-        with reading(data, head, calibrator) as rows:
+        with reading(data, head, calibrator, split=split) as rows:
             found = groups_of(rows, groups, confidence)
             # Rows, and the sums of entropy before, after, and of their difference squared.
             sums = torch.zeros(2, 4, dtype=torch.float64)

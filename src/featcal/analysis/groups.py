@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
-from featcal.analysis.reading import Rows, reading
-from featcal.core.batch import Batch, Data, Head
+from featcal.analysis.reading import TEST, Rows, Source, reading
+from featcal.core.batch import Head
 from featcal.core.errors import InputError
+from featcal.data import Pack
 from featcal.metrics.inputs import Values
 from featcal.metrics.predictions import top_label
 from featcal.report.drawing import DASHES, TEXT
@@ -47,22 +48,36 @@ class Groups(Analysis):
     right: Tensor = field(repr=False)
 
     @classmethod
-    def of(cls, logits: Values, labels: Values, confidence: float = CONFIDENCE) -> Groups:
-        """The groups of n rows of logits (n, k).
+    def of(
+        cls,
+        logits: Values | Pack,
+        labels: Values | None = None,
+        confidence: float = CONFIDENCE,
+        *,
+        split: str = TEST,
+    ) -> Groups:
+        """The groups of n rows of logits (n, k) with their labels, or of a split of a pack.
 
         >>> logits = torch.tensor([[0.0, 5.0], [5.0, 0.0], [0.0, 0.1]])
         >>> Groups.of(logits, torch.tensor([1, 1, 0])).sizes
         (1, 1)
         """
+        if isinstance(logits, Pack):
+            return cls.of_data(logits, confidence=confidence, split=split)
         top = top_label(logits=logits, labels=labels)
         return cls(checked_level(confidence), top.confidence.cpu(), top.correct.cpu())
 
     @classmethod
     def of_data(
-        cls, data: Batch | Data, head: Head | None = None, confidence: float = CONFIDENCE
+        cls,
+        data: Source,
+        head: Head | None = None,
+        confidence: float = CONFIDENCE,
+        *,
+        split: str = TEST,
     ) -> Groups:
         """The groups of the rows of `data`, by the network's own logits, in one pass."""
-        with reading(data, head) as rows:
+        with reading(data, head, split=split) as rows:
             return cls.of_rows(rows, confidence)
 
     @classmethod

@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING, Any, final
 from torch import nn
 
 from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
+from featcal.analysis.reading import TEST, VAL, opened
 from featcal.api import calibrate
+from featcal.core.batch import Batch, Data, Head
+from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.core.fitting import plain
 from featcal.core.progress import track
 from featcal.core.spec import parse
+from featcal.data import Pack
 from featcal.data.collect import collect
 from featcal.data.loading import Unpack
 from featcal.report.drawing import TEXT
-from featcal.report.scores import evaluate
+from featcal.report.scores import Scores, evaluate
 
 if TYPE_CHECKING:
     from featcal.analysis.base import Panels
@@ -55,6 +59,57 @@ class LayerRow:
 
 @final
 @dataclass(frozen=True, eq=False)
+class _Computed:
+    """Scores through the model, which computes what comes behind a layer."""
+
+    model: nn.Module
+    val: Iterable[Any]
+    test: Iterable[Any]
+    head: str | None
+    unpack: Unpack | None
+    bins: int
+
+    def before(self) -> dict[str, float]:
+        return self._scored(self.model)
+
+    def after(self, clip: Calibrator, layer: str | None) -> dict[str, float]:
+        plan = {"head": self.head, "layer": layer, "unpack": self.unpack}
+        return self._scored(calibrate(self.model, self.val, clip, **plan))  # type: ignore[arg-type]
+
+    def _scored(self, model: nn.Module) -> dict[str, float]:
+        data = collect(model, self.test, head=self.head, unpack=self.unpack)
+        return _told(evaluate(data, bins=self.bins))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Stored:
+    """Scores from the features and the head of a pack."""
+
+    val: Batch | Data
+    test: Batch | Data
+    head: Head | None
+    bins: int
+
+    @classmethod
+    def of(cls, pack: Pack, splits: tuple[str, str], bins: int) -> _Stored:
+        val, head = opened(pack, None, splits[0])
+        return cls(val, pack.split(splits[1]), head, bins)
+
+    def before(self) -> dict[str, float]:
+        return _told(evaluate(self.test, None, self.head, bins=self.bins))
+
+    def after(self, clip: Calibrator, layer: str | None) -> dict[str, float]:
+        clip.fit(self.val, self.head)
+        return _told(evaluate(self.test, clip, self.head, bins=self.bins))
+
+
+def _told(scores: Scores) -> dict[str, float]:
+    return {name: scores.metrics[name] for name in METRICS}
+
+
+@final
+@dataclass(frozen=True, eq=False)
 class LayerAblation(Analysis):
     """A row for no clipping, for the logits, for the features, and for each layer, in this order.
 
@@ -69,48 +124,56 @@ class LayerAblation(Analysis):
     @classmethod
     def of(
         cls,
-        model: nn.Module,
-        val_loader: Iterable[Any],
-        test_loader: Iterable[Any],
+        model: nn.Module | Pack,
+        val_loader: Iterable[Any] | None = None,
+        test_loader: Iterable[Any] | None = None,
         layers: Sequence[str] | Mapping[str, str] = (),
         *,
         head: str | None = None,
         bins: int = 15,
         unpack: Unpack | None = None,
+        splits: tuple[str, str] = (VAL, TEST),
     ) -> LayerAblation:
         """Fits a threshold at each place on val, and scores the calibrated model on test.
 
         Args:
-            model: the trained classifier; left untouched.
+            model: the trained classifier; left untouched. A pack has no model and needs no
+                loader: it serves for the logits and the features alone.
             val_loader: labelled batches the model was not trained on, read once for each place.
             test_loader: other such batches.
             layers: dotted paths, or what people call the places -> their paths.
             head: dotted path of the last layer, when it is not found by itself.
             bins: of the ECE.
             unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+            splits: of a pack: what is fitted on, and what is scored.
         """
         if isinstance(layers, str):
             raise InputError(f"layers is the text {layers!r}: pass a list of paths, [{layers!r}]")
         named = dict(layers) if isinstance(layers, Mapping) else {path: path for path in layers}
 
-        def scored(of: nn.Module) -> dict[str, float]:
-            data = collect(of, test_loader, head=head, unpack=unpack)
-            metrics = evaluate(data, bins=bins).metrics
-            return {name: metrics[name] for name in METRICS}
-
-        rows = [LayerRow("no clipping", None, math.inf, scored(model))]
-        places: list[tuple[str, str, str | None]] = [
+        if isinstance(model, Pack):
+            if named:
+                raise InputError(
+                    f"a pack does not hold the outputs of {', '.join(named.values())}: pass the "
+                    "model and two loaders"
+                )
+            places: _Stored | _Computed = _Stored.of(model, splits, bins)
+        elif val_loader is None or test_loader is None:
+            raise InputError("a loader is missing: pass the model, val_loader and test_loader")
+        else:
+            places = _Computed(model, val_loader, test_loader, head, unpack, bins)
+        rows = [LayerRow("no clipping", None, math.inf, places.before())]
+        wanted: list[tuple[str, str, str | None]] = [
             ("last layer", "logit_clip", None),
             ("penultimate", "clip", None),
             *((label, "clip", path) for label, path in named.items()),
         ]
-        for label, recipe, layer in track("layers", places):
+        for label, recipe, layer in track("layers", wanted):
             clip = parse(recipe)
-            plan = {"head": head, "layer": layer, "unpack": unpack}
-            calibrated = calibrate(model, val_loader, clip, **plan)  # type: ignore[arg-type]
+            metrics = places.after(clip, layer)
             (threshold,) = (float(buffer) for buffer in clip.buffers())
             place = layer or ("logits" if recipe == "logit_clip" else "features")
-            rows.append(LayerRow(label, place, threshold, scored(calibrated)))
+            rows.append(LayerRow(label, place, threshold, metrics))
         return cls(tuple(rows), bins)
 
     def numbers(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from featcal.analysis.bands import RESAMPLES, BandedDiagram, checked_number, said_and_so
 from featcal.analysis.base import Analysis, all_axes
-from featcal.analysis.reading import reading
-from featcal.core.batch import Batch, Data, Head
+from featcal.analysis.reading import TEST, Source, reading
+from featcal.core.batch import Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import InputError
 from featcal.metrics.predictions import Predictions
@@ -38,10 +38,11 @@ class BeforeAfter(Analysis):
     @classmethod
     def of(
         cls,
-        data: Batch | Data,
+        data: Source,
         calibrator: Calibrator | None,
         head: Head | None = None,
         *,
+        split: str = TEST,
         bins: int = 15,
         of_class: int | None = None,
         resamples: int = RESAMPLES,
@@ -50,9 +51,10 @@ class BeforeAfter(Analysis):
         """Both diagrams of `data`, in one pass; confidence and correctness of all rows are kept.
 
         Args:
-            data: labelled rows that were not used to fit.
+            data: a pack, or labelled rows that were not used to fit.
             calibrator: fitted.
-            head: the classifier's last layer, when the data holds features.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
             bins: how many bins of equal width.
             of_class: as in `ReliabilityDiagram.of`.
             resamples: how often the rows are drawn again; the same rows for both.
@@ -60,7 +62,7 @@ class BeforeAfter(Analysis):
         """
         checked_number(resamples)
         parts: list[list[tuple[Tensor, Tensor]]] = [[], []]
-        with reading(data, head, calibrator) as rows:
+        with reading(data, head, calibrator, split=split) as rows:
             for batch, *sides in rows.both(calibrator):
                 for part, logits in zip(parts, sides, strict=True):
                     seen = Predictions.of(logits=logits, labels=batch.labels)

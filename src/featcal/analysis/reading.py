@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -17,7 +17,12 @@ from featcal.core.fitting import evaluating
 from featcal.core.head import as_head
 from featcal.core.survey import Facts, survey
 from featcal.core.threads import calm
+from featcal.data import Pack, PackSplit
 from featcal.report.scores import calibrated_logits, check_usable
+
+# What every analysis takes: rows, or a pack, whose split and head are then its own.
+Source: TypeAlias = Batch | Data | Pack
+VAL, TEST = "val", "test"  # the splits of a pack that are meant where none is named
 
 
 @final
@@ -56,20 +61,31 @@ class Rows:
             yield batch, logits, calibrated_logits(known, calibrator, self.head)
 
 
+def opened(data: Source, head: Head | None, split: str = TEST) -> tuple[Batch | Data, Head | None]:
+    """The rows of a pack with its own head, unless another is given; any other data as it is."""
+    rows = data.split(split) if isinstance(data, Pack) else data
+    if head is None and isinstance(rows, PackSplit):
+        head = Pack(rows.path, rows.manifest).head
+    return rows, head
+
+
 @contextmanager
 def reading(
-    data: Batch | Data,
+    data: Source,
     head: Head | None,
     calibrator: object = None,
     *,
+    split: str = TEST,
     features_for: str = "",
 ) -> Iterator[Rows]:
     """Rows to read inside the block, without gradients.
 
     Args:
-        data: a Batch or any re-iterable of batches, such as a split of a pack.
-        head: the classifier's last layer, when the data holds features.
+        data: a Batch, any re-iterable of batches, a split of a pack, or a pack.
+        head: the classifier's last layer, when the data holds features; that of the pack by
+            default.
         calibrator: what will be applied, checked here.
+        split: of a pack.
         features_for: what needs features, for the message where there are none.
     """
     if calibrator is not None and not isinstance(calibrator, Calibrator):
@@ -78,8 +94,9 @@ def reading(
             f"calibrator is a {kind}: pass a fitted one, such as "
             "featcal.parse('clip').fit(val, head)"
         )
+    rows, head = opened(data, head, split)
     head = as_head(head)
-    data = as_data(data, head)
+    data = as_data(rows, head)
     with torch.no_grad(), evaluating(head):
         facts = survey(data, head)
         check_usable(calibrator, facts, head)

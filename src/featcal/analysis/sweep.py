@@ -18,7 +18,7 @@ from torch import Tensor
 from featcal.analysis import sweep_drawing
 from featcal.analysis.base import Analysis, all_axes
 from featcal.analysis.groups import CONFIDENCE, Groups
-from featcal.analysis.reading import reading
+from featcal.analysis.reading import TEST, VAL, Source, opened, reading
 from featcal.analysis.sweep_grid import checked_threshold, threshold_grid
 from featcal.analysis.sweep_passes import sweep_test, sweep_val
 from featcal.analysis.sweep_scores import SweepScores
@@ -26,6 +26,7 @@ from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.spec import parse
+from featcal.data import Pack
 from featcal.methods.clip import FeatureClip
 from featcal.metrics.inputs import checked_bins
 
@@ -71,10 +72,11 @@ class ClipSweep(Analysis):
     @classmethod
     def of(
         cls,
-        val: Batch | Data,
-        test: Batch | Data,
-        head: Head,
+        val: Source,
+        test: Source | None = None,
+        head: Head | None = None,
         *,
+        splits: tuple[str, str] = (VAL, TEST),
         then: str | None = None,
         thresholds: Sequence[float] | None = None,
         fitted: float | None = None,
@@ -86,9 +88,10 @@ class ClipSweep(Analysis):
         """Sweeps the threshold.
 
         Args:
-            val: labelled rows with features, on which all choices are made.
-            test: other such rows.
-            head: the classifier's last layer.
+            val: a pack, or labelled rows with features, on which all choices are made.
+            test: other such rows; those of the same pack by default.
+            head: the classifier's last layer; a pack has its own.
+            splits: of a pack: where choices are made, and what is scored.
             then: the recipe after the clip, of methods that need logits alone.
             thresholds: the grid; None for `points` of equal ratio, from the 80 % quantile of the
                 features of val that are not 0 to the largest.
@@ -102,6 +105,7 @@ class ClipSweep(Analysis):
             val,
             test,
             head,
+            splits=splits,
             thens=[then],
             thresholds=thresholds,
             fitted=None if fitted is None else [fitted],
@@ -115,10 +119,11 @@ class ClipSweep(Analysis):
     @classmethod
     def several(
         cls,
-        val: Batch | Data,
-        test: Batch | Data,
-        head: Head,
+        val: Source,
+        test: Source | None = None,
+        head: Head | None = None,
         *,
+        splits: tuple[str, str] = (VAL, TEST),
         thens: Sequence[str | None] = (None, "temperature"),
         thresholds: Sequence[float] | None = None,
         fitted: Sequence[float] | None = None,
@@ -135,6 +140,7 @@ class ClipSweep(Analysis):
             val: see `of`.
             test: see `of`.
             head: see `of`.
+            splits: see `of`.
             thens: the recipes after the clip, None for none.
             thresholds: see `of`.
             fitted: the known threshold of each, in their order; None to fit them.
@@ -146,8 +152,7 @@ class ClipSweep(Analysis):
         tails = _checked_tails(thens)
         if criterion not in ("nll", "ece"):
             raise InputError(f"criterion is {criterion!r}: choose 'nll' or 'ece'")
-        if head is None:
-            raise InputError("head is None: a sweep needs the classifier's last layer, head=")
+        val, test, head = _both_splits(val, test, head, splits)
         with reading(val, head, features_for=WHAT):
             pass  # before a fit, whose messages are about fits
         own = [_fitted(val, head, tail) for tail in tails] if fitted is None else fitted
@@ -218,6 +223,21 @@ class _Trade(Analysis):
 
     def draw(self, ax: Panels) -> None:
         sweep_drawing.draw_trade(self.sweep, ax)
+
+
+def _both_splits(
+    val: Source, test: Source | None, head: Head | None, splits: tuple[str, str]
+) -> tuple[Batch | Data, Batch | Data, Head]:
+    """What is chosen on and what is scored, of one pack or of two pieces of data."""
+    if test is None:
+        if not isinstance(val, Pack):
+            raise InputError("test is None: pass rows that nothing was chosen on, or a whole pack")
+        test = val
+    rows, own = opened(val, head, splits[0])
+    scored, _ = opened(test, own, splits[1])
+    if own is None:
+        raise InputError("head is None: a sweep needs the classifier's last layer, head=")
+    return rows, scored, own
 
 
 def _checked_tails(thens: Sequence[str | None]) -> list[Calibrator | None]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from featcal.analysis.groups import Groups
 from featcal.analysis.reading import Rows
+from featcal.analysis.sweep_linear import directions, logits_along
 from featcal.analysis.sweep_scores import SweepScores, Tally
 from featcal.core.batch import Batch, Head
 from featcal.core.calibrator import Calibrator
@@ -38,10 +39,13 @@ def _clipped(rows: Rows, thresholds: Sequence[float]) -> Iterator[tuple[Tensor, 
 def _logits(features: Tensor, own: Tensor, thresholds: Sequence[float], head: Head) -> Tensor:
     """(t, n, k): the logits at every threshold; the network's own where nothing is clipped.
 
-    Rows go through in blocks that stay in the cache, since clipping is a matter of memory more than
-    of arithmetic, and in the order of their largest features, so that high thresholds leave whole
-    blocks alone.
+    A linear head with many classes is followed from threshold to threshold. Else rows go through in
+    blocks that stay in the cache, since clipping is a matter of memory more than of arithmetic, and
+    in the order of their largest features, so that high thresholds leave whole blocks alone.
     """
+    weights = directions(head, features, own)
+    if weights is not None:
+        return logits_along(features, own, thresholds, weights)
     found = own.new_empty(len(thresholds), *own.shape)
     order = features.abs().amax(1).argsort()
     step = max(BLOCK // max(features.shape[1], 1), 1)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from featcal.analysis.base import HCE, LCE, Analysis, all_axes, first_axes
 from featcal.analysis.groups import CONFIDENCE, Groups, groups_of
-from featcal.analysis.reading import Rows, reading
-from featcal.core.batch import Batch, Data, Head
+from featcal.analysis.reading import TEST, Rows, Source, reading
+from featcal.core.batch import Head
 from featcal.core.errors import InputError
 from featcal.report.drawing import TEXT
 from featcal.report.resample import checked_seed
@@ -53,9 +53,10 @@ class UnitMeans(Analysis):
     @classmethod
     def of(
         cls,
-        data: Batch | Data,
+        data: Source,
         head: Head | None = None,
         *,
+        split: str = TEST,
         groups: Groups | None = None,
         confidence: float = CONFIDENCE,
         units: int = UNITS,
@@ -66,8 +67,9 @@ class UnitMeans(Analysis):
         """The means over the groups of `data`.
 
         Args:
-            data: labelled rows with features.
-            head: the classifier's last layer.
+            data: a pack, or labelled rows with features.
+            head: the classifier's last layer; a pack has its own.
+            split: which rows, where the data is a pack.
             groups: of these rows, where they are known already.
             confidence: of the groups, else.
             units: how many to draw at random; all of them where there are fewer.
@@ -77,7 +79,7 @@ class UnitMeans(Analysis):
         """
         if isinstance(units, bool) or not isinstance(units, int) or units < 1:
             raise InputError(f"units is {units!r}: pass an integer of at least 1")
-        with reading(data, head, features_for="the mean of every unit") as rows:
+        with reading(data, head, split=split, features_for="the mean of every unit") as rows:
             found = groups_of(rows, groups, confidence)
             absolute = rows.signed() if absolute is None else bool(absolute)
             sums = _sums(rows, found, absolute=absolute)
@@ -91,6 +93,13 @@ class UnitMeans(Analysis):
         """The share of all units whose mean is larger over HCE rows; NaN without both groups."""
         gap = self.hce - self.lce
         return float((gap > 0).double().mean()) if bool(gap.isfinite().all()) else float("nan")
+
+    @property
+    def which(self) -> str:
+        """Which units the picture of a few shows: "100 of 2,048 units, drawn at random"."""
+        if len(set(self.chosen.tolist())) == len(self.hce):
+            return f"all {len(self.hce):,} units, in no order"
+        return f"{len(self.chosen)} of {len(self.hce):,} units, drawn at random"
 
     @property
     def order(self) -> Tensor:
@@ -119,8 +128,7 @@ class UnitMeans(Analysis):
         """A few units drawn at random; on a second panel, where there is one, all units."""
         first = first_axes(ax)
         _bars(first, self.hce[self.chosen], self.lce[self.chosen])
-        of = f"{len(self.chosen)} of {len(self.hce):,} units, drawn at random"
-        first.set(xlabel=of, ylabel=self._mean_of)
+        first.set(xlabel=self.which, ylabel=self._mean_of)
         title = f"confidence above {self.groups.confidence:g}: larger over HCE rows in "
         known = "no unit to tell" if math.isnan(self.higher) else f"{self.higher:.0%} of all units"
         first.set_title(title + known.replace("%", " %"), loc="left", size=TEXT + 1)

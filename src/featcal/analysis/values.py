@@ -17,9 +17,9 @@ from featcal.analysis.base import HCE, LCE, Analysis, first_axes
 from featcal.analysis.groups import CONFIDENCE, Groups, groups_of
 from featcal.analysis.magnitudes import Magnitudes
 from featcal.analysis.normal import NormalFit, sigma_error
-from featcal.analysis.reading import Rows, reading
+from featcal.analysis.reading import TEST, Rows, Source, reading
 from featcal.analysis.shares import Z
-from featcal.core.batch import Batch, Data, Head
+from featcal.core.batch import Head
 from featcal.core.errors import InputError
 from featcal.metrics.inputs import checked_bins
 from featcal.report.drawing import DASHES, TEXT
@@ -63,9 +63,10 @@ class FeatureValues(Analysis):
     @classmethod
     def of(
         cls,
-        data: Batch | Data,
+        data: Source,
         head: Head | None = None,
         *,
+        split: str = TEST,
         groups: Groups | None = None,
         confidence: float = CONFIDENCE,
         bins: int = BINS,
@@ -75,8 +76,9 @@ class FeatureValues(Analysis):
         """The values of the groups of `data`.
 
         Args:
-            data: labelled rows with features.
-            head: the classifier's last layer.
+            data: a pack, or labelled rows with features.
+            head: the classifier's last layer; a pack has its own.
+            split: which rows, where the data is a pack.
             groups: of these rows, where they are known already.
             confidence: of the groups, else.
             bins: how many bins of equal width.
@@ -87,7 +89,7 @@ class FeatureValues(Analysis):
         if limit is not None and not limit > 0:
             raise InputError(f"limit is {limit!r}: pass a number above 0, or None")
         m = checked_bins(bins)
-        with reading(data, head, features_for="a histogram of feature values") as rows:
+        with reading(data, head, split=split, features_for="a histogram of feature values") as rows:
             found = groups_of(rows, groups, confidence)
             seen = [_Sums(), _Sums()]
             for (features,), masks in found.along(rows.features()):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +30,10 @@ from featcal.core.errors import InputError
 from featcal.data import Pack
 from featcal.report.comparison import DEFAULT_RECIPES, parse_all
 
+if TYPE_CHECKING:
+    from featcal.page import Content
+
+USUAL = {"--split": "test", "--fit-split": "val", "--bins": 15}
 FIT_SPLIT = click.option(
     "--fit-split", default="val", show_default=True, help="The split recipes are fitted on."
 )
@@ -42,9 +46,14 @@ RECIPES = click.option(
 )
 
 
+CALIBRATORS = click.argument(
+    "calibrators", metavar="[CALIBRATOR]...", nargs=-1, type=click.Path(path_type=Path)
+)
+
+
 @click.command()
 @PACK
-@click.argument("calibrators", metavar="[CALIBRATOR]...", nargs=-1, type=click.Path(path_type=Path))
+@CALIBRATORS
 @output_option("The .html file to write.")
 @RECIPES
 @click.option("--md", type=click.Path(path_type=Path), help="Also write a Markdown summary.")
@@ -82,8 +91,10 @@ def report(
         raise InputError(f"-o and --md both name {output}: give each a file of its own")
     pack = Pack.open(pack_path)
     files = loaded(calibrators, pack)
-    chosen = checked_recipes(recipes, pack)
-    typed = typed_again(pack_path, calibrators, output, recipes, md, split, fit_split, bins)
+    chosen = checked_recipes(recipes, pack, fit_split, split)
+    options = {"-o": output, "--recipe": recipes, "--md": md}
+    scored = {"--split": split, "--fit-split": fit_split, "--bins": bins}
+    typed = typed_again("report", pack_path, calibrators, {**options, **scored})
     with progress_bar(), about(pack, fit_split, split):
         content = Content.of(
             pack, chosen, files, fit=fit_split, test=split, bins=bins, command=typed
@@ -99,13 +110,26 @@ def report(
             {**told, "bytes": len(page.encode()), "summary": content.summary.as_json(), **rows}
         )
         return
-    tables.say(content.summary.headline)
-    for point in content.summary.points:
-        tables.say(f"{point.question} {point.answer}")
-    if content.summary.command:
-        tables.say(f"  {content.summary.command}")
+    _say(content)
     for path in filter(None, (output, md)):
         tables.say(f"Wrote {path}")
+
+
+def _say(content: Content) -> None:
+    """The first screen of the page: what to type comes last, after all that speaks against it."""
+    summary = content.summary
+    tables.say(summary.headline)
+    tables.say(f"Should you trust its confidence? {summary.trust}")
+    *answers, advice = summary.points
+    for point in answers:
+        tables.say(f"{point.question} {point.answer}")
+    for caution in summary.cautions:
+        tables.say(f"Mind: {caution}")
+    for note in content.notes:
+        tables.say(f"Left out: {note}")
+    tables.say(f"{advice.question} {advice.answer}")
+    if summary.command:
+        tables.say(f"  {summary.command}")
 
 
 def loaded(paths: Sequence[Path], pack: Pack) -> dict[str, Calibrator]:
@@ -113,31 +137,42 @@ def loaded(paths: Sequence[Path], pack: Pack) -> dict[str, Calibrator]:
     return {str(path): load_for(path, pack) for path in paths}
 
 
-def checked_recipes(recipes: Sequence[str], pack: Pack) -> tuple[str, ...]:
-    """The recipes asked for, refused where the pack cannot serve them; else the default ones."""
+def checked_recipes(
+    recipes: Sequence[str], pack: Pack, fit_split: str, split: str
+) -> tuple[str, ...]:
+    """The recipes asked for, else the default ones; refused before any row is looked at.
+
+    What is wrong with a recipe, or with the names of splits, is no fault of the rows of a split.
+    """
+    from featcal.page.content import check_splits
+    from featcal.page.entries import check_train
+
+    check_splits(fit_split, split)
+    for name in (fit_split, split):
+        pack.split(name)
     for calibrator in parse_all(recipes) if recipes else ():
         if calibrator is not None:
             check_recipe(calibrator, pack)
+            check_train(calibrator)
     return tuple(recipes) or DEFAULT_RECIPES
 
 
 def typed_again(
-    pack_path: Path,
-    calibrators: Sequence[Path],
-    output: Path,
-    recipes: Sequence[str],
-    md: Path | None,
-    split: str,
-    fit_split: str,
-    bins: int,
+    name: str, pack_path: Path, calibrators: Sequence[Path], options: Mapping[str, Any]
 ) -> str:
-    """The command line, without what is the default anyway."""
-    words: list[Any] = ["featcal", "report", pack_path, *calibrators, "-o", output]
-    for recipe in recipes:
-        words += ["--recipe", recipe]
-    given = (("--md", md, None), ("--split", split, "test"), ("--fit-split", fit_split, "val"))
-    for name, value, usual in (*given, ("--bins", bins, 15)):
-        words += [] if value == usual else [name, value]
+    """The command line, without what is the default anyway.
+
+    Args:
+        name: of the command.
+        pack_path: as it was typed.
+        calibrators: likewise.
+        options: by their names; several values are given one by one, None is not.
+    """
+    words: list[Any] = ["featcal", name, pack_path, *calibrators]
+    for option, value in options.items():
+        if value != USUAL.get(option):
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [option, one]
     return shlex.join(map(str, words))
 
 

@@ -127,7 +127,7 @@ class Reader(Generic[Made]):
 
     def _find(self, name: str, text: str) -> Callable[..., Made]:
         if name not in self.known:
-            near = get_close_matches(name, self.known, n=1)
+            near = _nearest(name, self.known)
             meant = f"did you mean {near[0]}? There are" if near else "there are"
             raise InputError(
                 f"{self.text} {shown(text)}: no {self.item} is called {name!r}; {meant} "
@@ -144,9 +144,15 @@ def _listed(arguments: Mapping[str, object]) -> str:
     return ", ".join(f"{key}={default!r}" for key, default in arguments.items())
 
 
+def _nearest(given: str, known: Mapping[str, object]) -> list[str]:
+    """The one known name that was meant, if any; "CLIP" is clip."""
+    small = {name.lower(): name for name in known}
+    return [small[name] for name in get_close_matches(given.lower(), small, n=1)]
+
+
 def _those_there_are(given: str | None, known: Mapping[str, object]) -> str:
     """What to write instead of an argument that there is not."""
     if not known:
         return "it takes none"
-    near = get_close_matches(given or "", known, n=1)
+    near = _nearest(given or "", known)
     return f"{f'did you mean {near[0]}? It' if near else 'it'} takes {_listed(known)}"

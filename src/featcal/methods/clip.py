@@ -116,8 +116,8 @@ class FeatureClip(FeatureMap):
             )
         if sure < right:
             return (
-                "no-op: no threshold helps; clipping can only lower confidence, and this network "
-                "is underconfident on the fit split "
+                "no-op: no threshold helps; on the whole clipping lowers confidence, and this "
+                "network is underconfident on the fit split "
                 f"(mean confidence {sure:.3f}, accuracy {right:.3f})"
             )
         guard = f" and keeps {self.min_accuracy} of the accuracy" if self.min_accuracy else ""

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import final
 
-from featcal.page.contest import steps
+from featcal.page.contest import Choice, steps
 from featcal.page.phrases import FROM, in_words, points
 from featcal.page.verdicts import FEW_ROWS, Kind, verdict
 from featcal.report.rows import Comparison, Row
@@ -27,6 +27,8 @@ class Place:
         fit_rows: rows of the former.
         files: recipe -> file, for calibrators that were fitted beforehand.
         changed: predictions that became others, by the place of the recipe.
+        seen: places of calibrators from files that were fitted on the scored rows.
+        unknown: places of those of which nobody knows what rows they were fitted on.
     """
 
     pack: str
@@ -35,12 +37,15 @@ class Place:
     fit_rows: int = FEW_ROWS
     files: tuple[tuple[str, str], ...] = ()
     changed: tuple[int, ...] = ()
+    seen: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
 
 
-def what_to_do(comparison: Comparison, kind: Kind, pick: int | None) -> str:
+def what_to_do(comparison: Comparison, kind: Kind, chosen: Choice) -> str:
     """The advice before the command."""
-    if pick is None:
-        return _without(comparison, kind)
+    if chosen.pick is None:
+        return _without(comparison, kind, chosen)
+    pick = chosen.pick
     name = in_words(comparison[pick].recipe)
     if kind == "calibrated":
         return f"You can leave it as it is. If the last bit of likelihood counts, use {name}:"
@@ -55,7 +60,7 @@ def what_to_do(comparison: Comparison, kind: Kind, pick: int | None) -> str:
     return f"Use {name} before anyone acts on the confidence{left}:"
 
 
-def _without(comparison: Comparison, kind: Kind) -> str:
+def _without(comparison: Comparison, kind: Kind, chosen: Choice) -> str:
     """The advice where no recipe helped."""
     if kind == "calibrated":
         return "Nothing: use the confidence as it is, and look again when the data changes."
@@ -66,9 +71,9 @@ def _without(comparison: Comparison, kind: Kind) -> str:
         until = (
             "Read its confidence as a low estimate: on average it is right more often than it says."
         )
-    if len(comparison) == 1:
+    if len(comparison) == 1 + len(chosen.seen):
         return f"{until} See what mends it:"
-    other = ", or try other methods:" if _untried(comparison) else "."
+    other = ", or try other methods:" if _untried(comparison, chosen) else "."
     return f"{until} To mend it, collect more labelled rows to fit on{other}"
 
 
@@ -80,7 +85,8 @@ def _left(after: Row, before: Kind) -> str:
     if kind in ways:
         if before in ways and kind != before:
             return f" (it overshoots: on average it is then {gap} {ways[kind]})"
-        return f" (on average it is then still {gap} {ways[kind]})"
+        still = "still " if kind == before else ""
+        return f" (on average it is then {still}{gap} {ways[kind]})"
     if kind == "calibrated":
         return " (it can then be taken at its word)"
     if kind == "unclear":
@@ -89,17 +95,17 @@ def _left(after: Row, before: Kind) -> str:
     return f" (level by level of confidence it is then still off by {error} on average)"
 
 
-def command(comparison: Comparison, kind: Kind, pick: int | None, place: Place) -> str:
+def command(comparison: Comparison, kind: Kind, chosen: Choice, place: Place) -> str:
     """What to type next; nothing where there is nothing to do."""
     pack = shlex.quote(place.pack)
-    if pick is None:
-        untried = _untried(comparison)
+    if chosen.pick is None:
+        untried = _untried(comparison, chosen)
         if kind in ("calibrated", "unclear") or not untried:
             return ""
         splits = _option("--fit-split", place.fit, "val")
         splits += _option("--test-split", place.test, "test")
         return f"featcal compare {pack} none {' '.join(untried)}{splits}"
-    row = comparison[pick]
+    row = comparison[chosen.pick]
     for name, file in place.files:
         if name == row.recipe:
             split = _option("--split", place.test, "test")
@@ -109,9 +115,13 @@ def command(comparison: Comparison, kind: Kind, pick: int | None, place: Place) 
     return f"featcal fit {pack} {_quoted(row.recipe)}{split}{sequential} -o {FILE}"
 
 
-def _untried(comparison: Comparison) -> list[str]:
-    """Further recipes that are worth a try."""
-    tried = {row.recipe.partition(FROM)[0] for row in comparison}
+def _untried(comparison: Comparison, chosen: Choice) -> list[str]:
+    """Further recipes that are worth a try; one that saw the answers was not tried."""
+    tried = {
+        row.recipe.partition(FROM)[0]
+        for place, row in enumerate(comparison)
+        if place not in chosen.seen
+    }
     return [recipe for recipe in TRY_NEXT if recipe not in tried]
 
 

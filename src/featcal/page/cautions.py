@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from featcal.core.fitting import StepReport
+from featcal.page.advice import Place
+from featcal.page.contest import Choice
+from featcal.page.losses import fitted_on_the_scored
 from featcal.page.phrases import capital, in_words, rows
 from featcal.page.verdicts import FEW_ROWS
 from featcal.report.rows import Comparison, Row
 
 
-def cautions(comparison: Comparison, fit: str, fit_rows: int) -> list[str]:
+def cautions(comparison: Comparison, chosen: Choice, place: Place) -> list[str]:
     """What a reader must know before acting on the summary."""
-    n = comparison[0].scores.n
-    found = []
+    n, fit, fit_rows = comparison[0].scores.n, place.fit, place.fit_rows
+    found = [fitted_on_the_scored(comparison, chosen.seen)] if chosen.seen else []
+    if chosen.pick in place.unknown:
+        found.append(
+            f"It is not known what rows {in_words(comparison[chosen.pick].recipe)} was fitted on: "
+            "if rows that are scored here were among them, it looks better than it is."
+        )
     intervals = n > 1 and bool(comparison.settings.get("resamples"))
     if n < FEW_ROWS:
         wide = "the intervals are wide, and " if intervals else ""

@@ -17,6 +17,7 @@ from featcal.data.manifest import MANIFEST
 from featcal.data.pack import sha256
 from featcal.page.advice import Place
 from featcal.page.entries import SURE, Entry, Scene, check_train, classes_of, sweeps_of
+from featcal.page.origins import Origins
 from featcal.page.phrases import FROM
 from featcal.page.words import Summary, summary
 from featcal.report.comparison import DEFAULT_RECIPES, NONE, RESAMPLES, compare, parse_all
@@ -88,10 +89,7 @@ class Content:
             seed: of all that is drawn.
             command: what was typed, for the reader to repeat.
         """
-        if fit == test:
-            raise InputError(
-                f"fit and test are both {fit!r}: score on rows that were not fitted on"
-            )
+        check_splits(fit, test)
         if not checked_resamples(resamples):
             raise InputError("resamples is 0: a page that says what is chance needs some, as 1000")
         scene = Scene.of(pack, fit, test, bins=bins, seed=seed)
@@ -116,7 +114,11 @@ class Content:
         looked = _entries(scene, found, files)
         where = str(scene.pack.path), scene.fit.name, scene.test.name, scene.fit.rows
         changed = tuple(len(entry.changed.rows) for entry in looked)
-        words = summary(found, Place(*where, tuple(files_of(looked)), changed))
+        origins = Origins.of(scene, found, files)
+        place = Place(
+            *where, tuple(files_of(looked)), changed, seen=origins.seen, unknown=origins.unknown
+        )
+        words = summary(found, place)
         after = found[0 if words.pick is None else words.pick]
         units, values = _features(scene, found.settings["seed"])
         return cls(
@@ -134,8 +136,10 @@ class Content:
 
     @property
     def pick(self) -> int:
-        """The entry the page shows as "after": the recommended one, else the last."""
-        return len(self.entries) - 1 if self.summary.pick is None else self.summary.pick
+        """The entry the page shows as "after": the recommended one, else the last fair one."""
+        if self.summary.pick is not None:
+            return self.summary.pick
+        return max(set(range(len(self.entries))) - set(self.summary.seen))
 
     def as_json(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -158,6 +162,12 @@ class Content:
             "classes": {"before": before.as_json(), "after": after.as_json()},
             "sweeps": [sweep.as_json() for sweep in self.sweeps],
         }
+
+
+def check_splits(fit: str, test: str) -> None:
+    """Refuses to score the rows that are fitted on."""
+    if fit == test:
+        raise InputError(f"fit and test are both {fit!r}: score on rows that were not fitted on")
 
 
 def _chosen(recipes: Sequence[str], scene: Scene) -> tuple[list[str], tuple[str, ...]]:

@@ -9,6 +9,8 @@ from featcal.report.columns import COLUMNS
 from featcal.report.intervals import ROUNDING, Difference
 from featcal.report.rows import Comparison, Row
 
+HONESTY = ("ece", "brier")  # a lower loss is no help where one of them is known to rise
+
 
 @final
 @dataclass(frozen=True)
@@ -53,18 +55,45 @@ def contest(
     return Contest(best, alike, tied)
 
 
-def helped(comparison: Comparison) -> tuple[int, ...]:
-    """The places of the rows that lower the loss by more than chance."""
-    return tuple(
-        place
-        for place in range(1, len(comparison))
-        if _judged(comparison, place, "nll") == "better"
-    )
+@final
+@dataclass(frozen=True)
+class Choice:
+    """What to use, and why not the others.
+
+    Attributes:
+        pick: the place of the recipe to use: the simplest of those that helped and that no other
+            of them beats by NLL; None to leave the model as it is.
+        helped: places of the rows that lower the loss by more than chance, and are not known to
+            make calibration worse.
+        harmful: places of those that lower the loss by more than chance, and are.
+        seen: places of those that were fitted on the scored rows, whose numbers say nothing.
+    """
+
+    pick: int | None
+    helped: tuple[int, ...]
+    harmful: tuple[int, ...]
+    seen: tuple[int, ...]
+
+    @classmethod
+    def of(cls, comparison: Comparison, seen: tuple[int, ...] = ()) -> Choice:
+        """Chooses by NLL, among those that do not pay for it with calibration."""
+        likelier = [
+            place
+            for place in range(1, len(comparison))
+            if place not in seen and _judged(comparison, place, "nll") == "better"
+        ]
+        harmful = tuple(place for place in likelier if harmed(comparison, place))
+        good = tuple(place for place in likelier if place not in harmful)
+        return cls(_simplest(comparison, good), good, harmful, seen)
 
 
-def recommended(comparison: Comparison) -> int | None:
-    """The place of the recipe to use: the simplest of those no other beats by NLL."""
-    found = contest(comparison, "nll", helped(comparison))
+def harmed(comparison: Comparison, place: int) -> list[str]:
+    """The metrics of calibration by which a recipe is known to be worse than none."""
+    return [name for name in HONESTY if _judged(comparison, place, name) == "worse"]
+
+
+def _simplest(comparison: Comparison, among: tuple[int, ...]) -> int | None:
+    found = contest(comparison, "nll", among)
     if found is None:
         return None
     return min(

@@ -21,7 +21,8 @@ from featcal.analysis import (
     Groups,
 )
 from featcal.analysis.reading import reading
-from featcal.core.batch import Head
+from featcal.analysis.sweep import POINTS
+from featcal.core.batch import Batch, Data, Head, Through, raw_logits
 from featcal.core.calibrator import Calibrator
 from featcal.core.errors import CalibrationWarning, InputError
 from featcal.core.threads import calm
@@ -35,6 +36,8 @@ from featcal.report.rows import Row
 
 SURE = 0.8  # the paper's level of a confident answer, in its entropy table and histograms
 LARGE = 2**27  # features of all rows: half a gigabyte
+AFFORDED = 2**28  # logits of one sweep, each scored with every recipe: some seconds on one core
+FEWEST = 20  # thresholds of a grid; with fewer a curve would have corners
 WARM = "clip | temperature"
 BANDS = 400  # resamples behind a band; a band is drawn some pixels wide
 
@@ -49,6 +52,7 @@ class Scene:
         fit: the split that is fitted on.
         test: the split that is scored.
         head: the classifier's last layer, None where logits are stored alone.
+        seen: the rows of the scored split, their logits kept: they are looked at many times.
         groups: the confident rows of the scored split.
         bins: of the diagrams.
         drawn: resamples of the scored rows, behind the bands.
@@ -58,6 +62,7 @@ class Scene:
     fit: PackSplit
     test: PackSplit
     head: Head | None
+    seen: Data
     groups: Groups
     bins: int
     drawn: Resamples
@@ -66,9 +71,10 @@ class Scene:
     def of(cls, pack: Pack, fit: str, test: str, *, bins: int, seed: int) -> Scene:
         """Looks at all rows of the scored split once."""
         scored, head = pack.split(test), pack.head
-        groups = Groups.of_data(scored, head, SURE)
+        seen = scored if head is None else _with_logits(scored, head)
+        groups = Groups.of_data(seen, head, SURE)
         drawn = Resamples.draw(len(groups), BANDS, seed)
-        return cls(pack, pack.split(fit), scored, head, groups, bins, drawn)
+        return cls(pack, pack.split(fit), scored, head, seen, groups, bins, drawn)
 
     def calmly(self) -> AbstractContextManager[None]:
         """One thread for a block, unless the rows are so many that more would help.
@@ -78,6 +84,15 @@ class Scene:
         """
         width = self.pack.manifest.features or self.pack.manifest.classes
         return calm((self.fit.rows + self.test.rows) * width, LARGE)
+
+    @property
+    def points(self) -> int:
+        """Thresholds of a sweep: fewer where each has very many logits, as on ImageNet.
+
+        The fitted thresholds are among them however few they are.
+        """
+        logits = (self.fit.rows + self.test.rows) * self.pack.manifest.classes
+        return min(max(AFFORDED // max(logits, 1), FEWEST), POINTS)
 
     @property
     def has_features(self) -> bool:
@@ -114,7 +129,7 @@ class Entry:
     @classmethod
     def of(cls, scene: Scene, row: Row, file: str = "") -> Entry:
         """Looks at the scored rows through a fitted recipe."""
-        of = scene.test, row.calibrator, scene.head
+        of = scene.seen, row.calibrator, scene.head
         sure, right = _top(scene, row.calibrator)
         look = {"bins": scene.bins, "title": row.recipe}
         return cls(
@@ -150,6 +165,13 @@ class Entry:
         }
 
 
+def _with_logits(data: Data, head: Head) -> Data:
+    def own(batch: Batch) -> Tensor:
+        return raw_logits(batch, head)
+
+    return Through(data, own)
+
+
 def check_train(calibrator: Calibrator) -> None:
     """Refuses a recipe that measures distance to training rows, which a page is not given."""
     if calibrator.needs_train:
@@ -162,7 +184,7 @@ def check_train(calibrator: Calibrator) -> None:
 def classes_of(scene: Scene, row: Row) -> GroupCalibration:
     """Calibration by predicted class."""
     names, calibrator = scene.class_names, row.calibrator
-    return GroupCalibration.of(scene.test, calibrator, scene.head, names=names, bins=scene.bins)
+    return GroupCalibration.of(scene.seen, calibrator, scene.head, names=names, bins=scene.bins)
 
 
 @final
@@ -180,6 +202,23 @@ class Clipped:
         if not steps or not isinstance(steps[0], FeatureClip) or any(map(_dear, steps[1:])):
             return None
         return cls(" | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold))
+
+
+def why_no_sweep(calibrator: Calibrator | None) -> str:
+    """Why the threshold explorer has no place for a recipe with a clip; "" where it has one."""
+    steps = [] if calibrator is None else calibrator.steps_in_order()
+    clips = [place for place, step in enumerate(steps) if isinstance(step, FeatureClip)]
+    if not clips or Clipped.of(calibrator) is not None:
+        return ""
+    told = "The threshold explorer has no place for it: there "
+    if clips[0] > 0:
+        return f"{told}the clip comes first."
+    dear = next(step for step in steps[1:] if _dear(step))
+    why = "needs features" if dear.needs_features else "takes too long for that"
+    return (
+        f"{told}what follows the clip is fitted again at every threshold, from logits alone, and "
+        f"{dear.name} {why}."
+    )
 
 
 def sweeps_of(scene: Scene, rows: Iterable[Row]) -> tuple[ClipSweep, ...]:
@@ -213,10 +252,11 @@ def sweep(scene: Scene, recipes: Mapping[str, Clipped]) -> tuple[ClipSweep, ...]
     assert head is not None
     found = ClipSweep.several(
         scene.fit,
-        scene.test,
+        scene.seen,
         head,
         thens=[one.tail for one in recipes.values()],
         fitted=[one.threshold for one in recipes.values()],
+        points=scene.points,
         confidence=SURE,
         bins=scene.bins,
     )
@@ -231,7 +271,7 @@ def _dear(step: Calibrator) -> bool:
 
 def _top(scene: Scene, calibrator: Calibrator | None) -> tuple[Tensor, Tensor]:
     """The confidence of every scored row, and whether its prediction is right."""
-    with reading(scene.test, scene.head, calibrator) as rows:
+    with reading(scene.seen, scene.head, calibrator) as rows:
         tops = [
             top_label(logits=logits, labels=batch.labels)
             for batch, _, logits in rows.both(calibrator)

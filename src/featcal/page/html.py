@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from featcal.analysis import ClipSweep
 from featcal.core.errors import InputError
 from featcal.page import sentences, tables
+from featcal.page.certainty import Finding, entropy_findings
 from featcal.page.content import Content
 from featcal.page.entries import Entry
 from featcal.page.phrases import about, in_words
@@ -56,11 +57,15 @@ def render(content: Content, *, live: bool = False) -> str:
         gauge=_gauge(content),
         tables=page_tables(content),
         words=page_words(content),
+        findings=page_findings(content),
+        predicted=int((content.classes[0].count > 0).sum()),
         version=__version__,
         css=_asset("page.css"),
         scripts=[_asset(name) for name in SCRIPTS],
         plotly=_plotly(),
-        data=embedded({**content.as_json(), "shown": content.pick}),
+        data=embedded(
+            {**content.as_json(), "sentences": page_words(content), "shown": content.pick}
+        ),
     )
     # Half a character, as odd bytes in a path give, is spelled out as JSON spells it.
     return page.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -90,7 +95,7 @@ def page_tables(content: Content) -> dict[str, tables.Table]:
     """The tables by their names."""
     entries = content.entries
     found = {
-        "comparison": tables.comparison_table(content.comparison),
+        "comparison": tables.comparison_table(content.comparison, content.summary.seen),
         "counts": tables.counts_table(entries),
         "entropy": tables.entropy_table(entries),
         "changed": tables.changed_table(entries),
@@ -102,11 +107,16 @@ def page_tables(content: Content) -> dict[str, tables.Table]:
     return found
 
 
+def page_findings(content: Content) -> list[Finding]:
+    """Whom each clip makes less certain."""
+    return entropy_findings({one.recipe: one.entropy for one in content.entries[1:]})
+
+
 def page_words(content: Content) -> dict[str, list[str]]:
     """The sentences under the figures, by section."""
     others = content.entries[1:]
     return {
-        "entropy": sentences.entropy_findings({one.recipe: one.entropy for one in others}),
+        "entropy": list(map(str, page_findings(content))),
         "counts": [sentences.counts_words(content.entries[content.pick].counts)],
         "changed": [_changed_words(content)] if others else [],
         "classes": [sentences.classes_words(content.classes[0])],

@@ -12,8 +12,9 @@ from featcal.core.errors import InputError
 from featcal.core.spec import parse
 from featcal.page import sentences, tables
 from featcal.page.cautions import idle
+from featcal.page.certainty import control_for, entropy_words
 from featcal.page.content import Content
-from featcal.page.entries import Clipped, Entry, check_train, sweep
+from featcal.page.entries import Clipped, Entry, check_train, sweep, why_no_sweep
 from featcal.page.html import rows_html
 from featcal.report.comparison import NONE, compare
 from featcal.report.rows import Comparison, Row
@@ -46,13 +47,13 @@ class Live:
         Raises:
             InputError: for text that is no recipe, or one that this pack cannot serve.
         """
-        name = repr(self._checked(recipe))
+        name = repr(self.checked(recipe))
         with self.content.scene.calmly():
             row = self._row(name)
             entry = Entry.of(self.content.scene, row)
             swept = self._sweep(row)
         shown = self._side_by_side(row, beside)
-        table = tables.comparison_table(shown)
+        table = tables.comparison_table(shown, self.content.summary.seen)  # its own rows first
         judged = {row.recipe: cells for row, cells in zip(shown, table.rows, strict=True)}
         rows = {
             "comparison": judged.pop(name),
@@ -69,7 +70,8 @@ class Live:
             "sweep": None if swept is None else swept.as_json(),
             "words": [
                 *idle([row]),
-                sentences.entropy_words(entry.entropy, self._control(entry)),
+                *filter(None, [why_no_sweep(row.calibrator)]),
+                entropy_words(entry.entropy, self._control(entry)),
                 sentences.changed_words(entry.changed),
             ],
         }
@@ -77,9 +79,14 @@ class Live:
     def _control(self, entry: Entry) -> EntropyGrowth | None:
         """What the entropies of a clip are held against."""
         growths = {known.recipe: known.entropy for known in self.content.entries}
-        return sentences.control_for(entry.entropy, growths)
+        return control_for(entry.entropy, growths)
 
-    def _checked(self, recipe: str) -> Calibrator:
+    def checked(self, recipe: str) -> Calibrator:
+        """A fresh calibrator of the recipe, which computes nothing.
+
+        Raises:
+            InputError: see `answer`.
+        """
         if recipe.strip() == NONE:
             raise InputError(
                 "none is the model as it is, which the page shows already: give a recipe"

@@ -7,16 +7,26 @@ from collections.abc import Sequence
 
 from featcal.report.intervals import Interval
 
-# What a step does, for a person who knows none of them; others go by their own name.
+# What the literature calls a method, for a person who knows none of them.
 STEPS = {
-    "temperature": "temperature scaling",
+    "bbq": "Bayesian binning into quantiles",
+    "classwise": "class-based temperature scaling",
     "clip": "feature clipping",
-    "vector": "vector scaling",
-    "matrix": "matrix scaling",
-    "isotonic": "isotonic regression",
-    "histogram": "histogram binning",
+    "density": "density-aware calibration",
+    "dirichlet": "Dirichlet calibration",
     "ensemble": "ensemble temperature scaling",
     "group": "group calibration",
+    "histogram": "histogram binning",
+    "isotonic": "isotonic regression",
+    "logit_clip": "logit clipping",
+    "matrix": "matrix scaling",
+    "parameterised": "parameterised temperature scaling",
+    "proximity": "proximity-informed calibration",
+    "sms": "structured matrix scaling",
+    "spline": "spline calibration",
+    "svs": "structured vector scaling",
+    "temperature": "temperature scaling",
+    "vector": "vector scaling",
 }
 FROM = " from "  # between the recipe of a calibrator and its file
 

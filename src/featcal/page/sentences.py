@@ -3,110 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
 
 from featcal.analysis import (
     ChangedPredictions,
     ClipSweep,
     ConfidentCounts,
-    EntropyGrowth,
     FeatureValues,
     GroupCalibration,
     UnitMeans,
 )
 from featcal.analysis.entropy import FEW
-from featcal.page.phrases import FROM, about, capital, in_words, percent
+from featcal.page.phrases import about, capital, in_words, percent
 
-SAME = 1e-6  # nats; a smaller change is rounding
-CONTROL = "temperature"  # divides all logits by one number, whatever the features are
 HALF, NEAR = 0.5, 0.1  # of values at 0 as a rectified normal of mean 0 has them, and how nearly
-
-
-def entropy_findings(growths: Mapping[str, EntropyGrowth]) -> list[str]:
-    """The paper's claim for every clip among the recipes, else what the first one does.
-
-    Args:
-        growths: of each recipe by its text, that of the network as it is left out.
-    """
-    named = {name: replace(found, recipe=name) for name, found in growths.items()}
-    clips = [found for found in named.values() if _is_clip(found.recipe)]
-    return [
-        entropy_words(found, control_for(found, growths))
-        for found in clips or list(named.values())[:1]
-    ]
-
-
-def control_for(found: EntropyGrowth, growths: Mapping[str, EntropyGrowth]) -> EntropyGrowth | None:
-    """What a recipe that uses features is to be held against, where it is among these."""
-    return growths.get(CONTROL) if found.recipe.startswith("clip") else None
-
-
-def _is_clip(recipe: str) -> bool:
-    recipe = recipe.partition(FROM)[0]
-    return recipe.partition("(")[0] == "clip" and " | " not in recipe
-
-
-def entropy_words(found: EntropyGrowth, control: EntropyGrowth | None = None) -> str:
-    """The paper's claim, measured: clipping takes more certainty from wrong answers than right.
-
-    Args:
-        found: of the recipe it is about.
-        control: of temperature scaling on the same rows: any softening may do what is claimed.
-    """
-    groups = found.groups
-    wrong, right = groups.sizes
-    level = about(groups.confidence)
-    if not wrong or not right:
-        which = "wrong" if not wrong else "right"
-        return f"No answer above {level} confidence is {which}, so there is nothing to compare."
-    grew = [float(growth) for growth in found.growth]
-    told = (
-        f"With {in_words(found.recipe)}, the entropy (how undecided the model is) of confident "
-        f"wrong answers ({wrong:,} above {level}) {_grew(grew[0])}, that of confident right ones "
-        f"({right:,}) {_grew(grew[1])}."
-    )
-    if max(map(abs, grew)) < SAME:
-        return (
-            f"{capital(in_words(found.recipe))} leaves the entropy of confident answers as it is."
-        )
-    low, high = found.interval.low, found.interval.high
-    if math.isnan(low):
-        return f"{told} One group is too small for an interval."
-    span = f"{found.gap:+.4f} nats (95 % interval {low:+.4f} to {high:+.4f})"
-    rough = " The smaller group has few rows, so the interval is rough." if found.few else ""
-    if low <= 0 <= high:
-        return f"{told} The difference is {span}, which may be chance.{rough}"
-    takes = sum(grew) > 0
-    what, way = ("takes more certainty", "from") if takes else ("gives more certainty", "to")
-    more, less = ("wrong", "right") if (low > 0) == takes else ("right", "wrong")
-    claim = ""
-    if _is_clip(found.recipe) and takes:
-        claim = ", as the paper claims" if low > 0 else ", the opposite of what the paper claims"
-    so = f"it {what} {way} {more} answers than {way} {less} ones{claim}"
-    beside = _beside(found, control) if control is not None and takes and low > 0 else ""
-    return f"{told} The difference is {span}: {so}.{rough}{beside}"
-
-
-def _beside(found: EntropyGrowth, control: EntropyGrowth) -> str:
-    """What a recipe that cannot know about features does to the same answers."""
-    low, high = control.interval.low, control.interval.high
-    named = f"{capital(in_words(control.recipe))}, which never looks at features,"
-    span = f"{control.gap:+.4f} nats (95 % interval {low:+.4f} to {high:+.4f})"
-    if low <= 0:
-        return f" {named} does not do so beyond chance: {span}."
-    if high < found.interval.low:
-        return f" {named} does the same less strongly: {span}."
-    much = "more strongly" if low > found.interval.high else "about as strongly"
-    return (
-        f" {named} does the same {much}: {span}. So this alone is no sign that the features matter."
-    )
-
-
-def _grew(by: float) -> str:
-    if abs(by) < SAME:
-        return "did not change"
-    return f"{'grew' if by > 0 else 'fell'} by {abs(by):.4f} nats"
 
 
 def units_words(found: UnitMeans) -> str:
@@ -127,11 +36,12 @@ def values_words(found: FeatureValues) -> str:
     wrong, right = (fit.sigma for fit in found.fits)
     if math.isnan(wrong) or math.isnan(right):
         return "One of the groups has no rows, so their values cannot be compared."
-    kind = "normal" if found.signed else "rectified normal"
+    kind = "rectified normal of mean 0, as the paper's theory has it"
+    if found.signed:
+        kind = "normal of mean 0"
     told = (
-        f"Fitted with a {kind} of mean 0, as the paper's theory has it, the values have sigma "
-        f"(their spread) {wrong:.4g} where a confident answer is wrong and {right:.4g} where it is "
-        "right"
+        f"Fitted with a {kind}, the values have sigma (their spread) {wrong:.4g} where a confident "
+        f"answer is wrong and {right:.4g} where it is right"
     )
     return f"{told}{_wider(found)}{_zeros(found)}"
 
@@ -141,6 +51,8 @@ def _wider(found: FeatureValues) -> str:
     low, high = found.interval.low, found.interval.high
     if math.isnan(low):
         return "; there are too few rows to tell whether that is more than chance."
+    if max(abs(found.gap), abs(low), abs(high)) == 0:
+        return ": there is no difference."
     digits = _digits((high - low) / 2)
     gap, low_text, high_text = (f"{end:+z.{digits}f}" for end in (found.gap, low, high))
     span = f". The difference is {gap} (95 % interval {low_text} to {high_text})"

@@ -24,6 +24,11 @@ JSON_TYPE = "application/json"
 
 # The text of a recipe and those it stands beside -> what the page shows of it.
 Compute = Callable[[str, Sequence[str]], dict[str, Any]]
+Check = Callable[[str], object]  # refuses text that nothing can be computed for
+
+
+def anything(recipe: str) -> None:
+    """Leaves every refusal to what computes."""
 
 
 @final
@@ -33,12 +38,15 @@ class Explorer(ThreadingHTTPServer):
     Attributes:
         page: the HTML.
         compute: what makes the numbers of a recipe.
+        check: what refuses a recipe at once, whatever is being computed.
     """
 
     daemon_threads = True  # a computation does not outlive Ctrl-C
 
-    def __init__(self, page: str, compute: Compute, port: int = 0) -> None:
-        self.page, self.compute = page.encode(), compute
+    def __init__(
+        self, page: str, compute: Compute, port: int = 0, *, check: Check = anything
+    ) -> None:
+        self.page, self.compute, self.check = page.encode(), compute, check
         self.one_at_a_time = threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
@@ -78,11 +86,17 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         try:
             asked = self._asked()
-            with self.server.one_at_a_time:
-                found = self.server.compute(*asked)
         except InputError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
+        try:
+            self.server.check(asked[0])
+            with self.server.one_at_a_time:
+                found = self.server.compute(*asked)
+        except InputError as error:
+            # A person may mistype: for the browser that is an answer like any other, where a
+            # status of 400 would stand in its console as an error of the page.
+            found = {"error": str(error)}
         except Exception as error:  # the page waits for an answer, whatever went wrong
             why = f"this recipe failed ({type(error).__name__}: {error}): try another"
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)

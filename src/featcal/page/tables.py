@@ -1,10 +1,10 @@
-"""The tables of the page as plain cells, written as HTML by the template and as Markdown here."""
+"""The tables of the page as plain cells, written as HTML by the template."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from featcal.analysis import ChangedPredictions, GroupCalibration
@@ -82,22 +82,32 @@ def _by_recipe(
     return Table(name, caption, (RECIPE, *(Head(*head) for head in heads)), tuple(rows))
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row a recipe; the best of a column is marked where no other may be as good."""
+def comparison_table(comparison: Comparison, seen: Sequence[int] = ()) -> Table:
+    """One row a recipe; the best of a column is marked where no other may be as good.
+
+    Args:
+        comparison: the rows.
+        seen: places of those that were fitted on the scored rows: they are not judged.
+    """
     shown = columns(SHOWN)
     heads = [(SHORT.get(column.name, column.unit), MEANING[column.name]) for column in shown]
-    winners = {column.name: _winners(comparison, column) for column in shown}
+    fair = tuple(place for place in range(len(comparison)) if place not in seen)
+    winners = {column.name: _winners(comparison, column, fair) for column in shown}
     rows = []
     for index, row in enumerate(comparison):
         cells = [_metric(comparison, index, column, winners[column.name]) for column in shown]
-        rows.append((_recipe(row.recipe), *cells))
+        name = _recipe(row.recipe)
+        if index in seen:
+            name = replace(name, small=f"{name.small}, fitted on these very rows")
+            cells = [replace(cell, mark="") for cell in cells]
+        rows.append((name, *cells))
     return _by_recipe("comparison", "All recipes on the same rows", heads, rows)
 
 
-def _winners(comparison: Comparison, column: Column) -> tuple[int, ...]:
+def _winners(comparison: Comparison, column: Column, fair: tuple[int, ...]) -> tuple[int, ...]:
     """Rows that are the best whatever rows are drawn; none where all are, or none is."""
-    found = contest(comparison, column.name)
-    if found is None or not found.clear or len(found.alike) == len(comparison):
+    found = contest(comparison, column.name, fair)
+    if found is None or not found.clear or len(found.alike) == len(fair):
         return ()
     return found.alike
 
@@ -264,21 +274,6 @@ def _gap(found: GroupCalibration, group: int) -> Cell:
         return Cell("none", small="no longer predicted")
     low, high = (round(100 * float(end), 1) + 0 for end in found.interval[group])
     return Cell(f"{gap:+.1f}", gap, f"[{low:+.1f}, {high:+.1f}]")
-
-
-def markdown_table(table: Table) -> str:
-    """The table as Markdown; bars inside code would end a cell even there."""
-    rule = ["---:" if head.numeric else "---" for head in table.heads]
-    lines = [[head.text for head in table.heads], rule]
-    lines += [[_markdown_cell(cell) for cell in row] for row in table.rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def _markdown_cell(cell: Cell) -> str:
-    text = cell.text.replace("|", "\\|")
-    if cell.code:
-        return f"`{text}`"
-    return " ".join(filter(None, [text, cell.small]))
 
 
 def _number(value: float, form: str) -> str:

@@ -20,6 +20,7 @@ LOPSIDED = 0.5  # of the error must point one way, or it is called mixed
 # Standard errors beyond which a bin is known to err: of fifteen honest ones, none does so in 24 of
 # 25 pages.
 CLEAR = 3.0
+LIKELY = 2.0  # standard errors of a bin that is told as an example of what is known already
 EXAMPLE, EXAMPLE_ROWS, EXAMPLE_RANGE = 0.9, 30, (0.6, 0.97)  # of the bin that is told as an example
 
 TRUST = {
@@ -62,15 +63,13 @@ def headline(kind: Kind, raw: Row) -> str:
         )
     if kind == "mixed":
         return f"This model{_mixed(raw)}."
-    example = _example(raw.scores.bins)
-    if kind == "calibrated":
-        told = "'s confidence can be taken at its word"
-        fits = example is not None and abs(example[0] - example[1]) <= CLOSE
-    else:
-        told = " is too sure of itself" if kind == "over" else " is better than it thinks"
-        way = 1 if kind == "over" else -1  # a bin that errs the other way is no example of it
-        fits = example is not None and way * (example[0] - example[1]) >= SMALL
-    return f"This model{told}: {_said(raw, example if fits else None, close=kind == 'calibrated')}."
+    told = {
+        "calibrated": "'s confidence can be taken at its word",
+        "over": " is too sure of itself",
+        "under": " is better than it thinks",
+    }[kind]
+    example = _example(kind, raw.scores.bins)
+    return f"This model{told}: {_said(raw, example, close=kind == 'calibrated')}."
 
 
 def trust(kind: Kind, raw: Row) -> str:
@@ -116,16 +115,22 @@ def _mixed(raw: Row) -> str:
     return f" is {way} in places: {_said(raw, found, close=False)}"
 
 
-def _example(bins: Bins) -> Pair | None:
-    """Confidence and accuracy of the filled bin nearest to 90 %, which is easy to picture."""
+def _example(kind: Kind, bins: Bins) -> Pair | None:
+    """Confidence and accuracy of the filled bin nearest to 90 %, where it shows the verdict.
+
+    A bin that errs the other way, or that may be off by chance, is no example of an error.
+    """
     enough = max(EXAMPLE_ROWS, bins.n // 200)
     low, high = EXAMPLE_RANGE
-    pairs = [
-        (said, right)
-        for count, said, right in _filled(bins)
-        if count >= enough and low <= said <= high
-    ]
-    return min(pairs, key=lambda pair: abs(pair[0] - EXAMPLE), default=None)
+    filled = [one for one in _filled(bins) if one[0] >= enough and low <= one[1] <= high]
+    if not filled:
+        return None
+    nearest = min(filled, key=lambda one: abs(one[1] - EXAMPLE))
+    _, said, right = nearest
+    if kind == "calibrated":
+        return (said, right) if abs(said - right) <= CLOSE else None
+    errors = _errors(*nearest) if kind == "over" else -_errors(*nearest)
+    return (said, right) if abs(said - right) >= SMALL and errors >= LIKELY else None
 
 
 def _astray(bins: Bins) -> tuple[Pair | None, Pair | None]:
@@ -137,11 +142,19 @@ def _astray(bins: Bins) -> tuple[Pair | None, Pair | None]:
     under: list[tuple[float, Pair]] = []
     for count, said, right in _filled(bins):
         missed = count * (said - right)
-        error = math.sqrt(count * max(said * (1 - said), 0))  # rounding may put a mean above 1
-        if count >= EXAMPLE_ROWS and abs(missed) > CLEAR * error:
+        if count >= EXAMPLE_ROWS and abs(_errors(count, said, right)) > CLEAR:
             (over if missed > 0 else under).append((abs(missed), (said, right)))
     worst = [max(side)[1] if side else None for side in (over, under)]
     return worst[0], worst[1]
+
+
+def _errors(count: float, said: float, right: float) -> float:
+    """By how many standard errors a bin claims too much; by how many too little, below 0."""
+    missed = count * (said - right)
+    error = math.sqrt(count * max(said * (1 - said), 0))  # rounding may put a mean above 1
+    if not error:
+        return math.copysign(math.inf, missed) if missed else 0.0
+    return missed / error
 
 
 def _filled(bins: Bins) -> list[tuple[float, float, float]]:

@@ -12,7 +12,8 @@ from typing import Any, final
 
 from featcal.page.advice import Place, command, what_to_do
 from featcal.page.cautions import cautions
-from featcal.page.contest import complexity, contest, helped, paired, recommended, same
+from featcal.page.contest import Choice, complexity, contest, paired, same
+from featcal.page.losses import no_gain, no_help, set_aside, would_cost
 from featcal.page.phrases import (
     between,
     capital,
@@ -48,6 +49,7 @@ class Summary:
         points: questions and answers.
         cautions: what a reader must know before acting on it.
         pick: the place of the recommended recipe, None to leave the model as it is.
+        seen: places of calibrators that were fitted on the scored rows.
         command: what to type next.
     """
 
@@ -57,34 +59,37 @@ class Summary:
     points: tuple[Point, ...]
     cautions: tuple[str, ...]
     pick: int | None
+    seen: tuple[int, ...]
     command: str
 
     def as_json(self) -> dict[str, Any]:
         """The public form."""
         points = [{"question": point.question, "answer": point.answer} for point in self.points]
         flat = {name: getattr(self, name) for name in ("kind", "headline", "trust", "command")}
-        return {**flat, "points": points, "cautions": list(self.cautions), "pick": self.pick}
+        places = {"pick": self.pick, "seen": list(self.seen)}
+        return {**flat, "points": points, "cautions": list(self.cautions), **places}
 
 
 def summary(comparison: Comparison, place: Place) -> Summary:
     """What the comparison says; the row of the network as it is stands first."""
     raw = comparison[0]
-    kind, pick = verdict(raw), recommended(comparison)
+    kind, chosen = verdict(raw), Choice.of(comparison, place.seen)
     answers = (
         Point("How far off is it?", how_far(raw, place.test)),
-        Point("What helped most?", what_helped(comparison, pick)),
-        Point("Is the gain real?", is_it_real(comparison, pick)),
-        Point("What does it cost?", what_it_cost(comparison, pick, place.changed)),
-        Point("What should I do?", what_to_do(comparison, kind, pick)),
+        Point("What helped most?", what_helped(comparison, chosen)),
+        Point("Is the gain real?", is_it_real(comparison, chosen)),
+        Point("What does it cost?", what_it_cost(comparison, chosen, place.changed)),
+        Point("What should I do?", what_to_do(comparison, kind, chosen)),
     )
     return Summary(
         kind,
         headline(kind, raw),
         trust(kind, raw),
         answers if len(comparison) > 1 else (answers[0], answers[-1]),
-        tuple(cautions(comparison, place.fit, place.fit_rows)),
-        pick,
-        command(comparison, kind, pick, place),
+        tuple(cautions(comparison, chosen, place)),
+        chosen.pick,
+        chosen.seen,
+        command(comparison, kind, chosen, place),
     )
 
 
@@ -104,18 +109,16 @@ def how_far(raw: Row, split: str) -> str:
     )
 
 
-def what_helped(comparison: Comparison, pick: int | None) -> str:
+def what_helped(comparison: Comparison, chosen: Choice) -> str:
     """The best recipe by NLL, or that there is no clear one, and who does better by ECE."""
-    if pick is None:
-        return (
-            "Nothing that was tried, as far as these rows can tell: no recipe lowers the loss "
-            "(NLL) by more than chance might."
-        )
-    found = contest(comparison, "nll", helped(comparison))
+    if chosen.pick is None:
+        return no_help(comparison, chosen)
+    pick = chosen.pick
+    found = contest(comparison, "nll", chosen.helped)
     assert found is not None
     brings = _brings(comparison, pick)
     if found.clear:
-        told = f"{capital(_named(comparison, pick))} {brings} {_against_others(comparison, pick)}"
+        told = f"{capital(_named(comparison, pick))} {brings}{_against_others(comparison, chosen)}"
     else:
         rivals = [place for place in found.tied if not same(comparison, place, pick, "nll")]
         names = _all_named(comparison, [pick, *rivals])
@@ -125,45 +128,59 @@ def what_helped(comparison: Comparison, pick: int | None) -> str:
             f"There is no clear winner by likelihood (NLL): {names} are within chance of each "
             f"other. The simplest of them{kind} is {_named(comparison, pick)}: it {brings}"
         )
-    return told + _lower_ece(comparison, pick)
+    return told + set_aside(comparison, chosen) + _lower_ece(comparison, chosen)
 
 
 def _brings(comparison: Comparison, pick: int) -> str:
-    before, after = comparison[0].scores.metrics, comparison[pick].scores.metrics
+    """The calibration error before and after; which way it went, and whether that is chance."""
+    before, after = (comparison[place].scores.metrics["ece"] for place in (0, pick))
+    left = points(abs(comparison[pick].scores.metrics["overconfidence"]))
+    leaves = f"mean confidence and accuracy are then {left} apart."
+    if percent(before) == percent(after):
+        return f"leaves the calibration error (ECE) at {percent(after)}; {leaves}"
+    found = comparison.difference(pick, "ece")
+    assert found is not None
+    way = "lowers" if after < before else "raises"
+    chance = "" if found.verdict == "better" else ", which may be chance"
     return (
-        f"brings the calibration error (ECE) from {percent(before['ece'])} to "
-        f"{percent(after['ece'])}, and what is left between mean confidence and accuracy to "
-        f"{points(abs(after['overconfidence']))}."
+        f"{way} the calibration error (ECE) from {percent(before)} to {percent(after)}{chance}; "
+        f"{leaves}"
     )
 
 
-def _against_others(comparison: Comparison, pick: int) -> str:
+def _against_others(comparison: Comparison, chosen: Choice) -> str:
     """How a clear winner stands to all others, those included that are not known to help."""
-    good = helped(comparison)
+    good, pick = chosen.helped, chosen.pick
+    assert pick is not None
     alike = [place for place in good if place != pick and same(comparison, place, pick, "nll")]
     doubtful = [
         place
         for place in range(1, len(comparison))
-        if place not in good and paired(comparison, place, pick, "nll").verdict != "worse"
+        if place not in (*good, *chosen.harmful, *chosen.seen)
+        and paired(comparison, place, pick, "nll").verdict != "worse"
     ]
     give = "give" if len(alike) > 1 else "gives"
-    told = f"{capital(_all_named(comparison, alike))} {give} the same. " if alike else ""
+    told = f" {capital(_all_named(comparison, alike))} {give} the same." if alike else ""
     beaten = len(good) > len(alike) + 1
-    if doubtful:
-        told += "By likelihood (NLL) it beats the others that helped. " if beaten else ""
+    if doubtful or chosen.harmful:
+        told += " By likelihood (NLL) it beats the others that helped." if beaten else ""
         names = _all_named(comparison, doubtful)
-        return f"{told}Whether {names} would do as well, these rows cannot tell."
+        doubt = f" Whether {names} would do as well, these rows cannot tell."
+        return told + doubt if doubtful else told
     if beaten:
-        return f"{told}By likelihood (NLL) it beats everything else that was tried."
-    return f"{told}Nothing else that was tried helped beyond chance."
+        return f"{told} By likelihood (NLL) it beats everything else that was tried."
+    return f"{told} Nothing else that was tried helped beyond chance."
 
 
-def _lower_ece(comparison: Comparison, pick: int) -> str:
+def _lower_ece(comparison: Comparison, chosen: Choice) -> str:
     """The recipe with the lowest ECE, where it is known to be lower than the recommended one's."""
+    pick = chosen.pick
+    assert pick is not None
     lower = [
         place
         for place in range(1, len(comparison))
-        if place != pick and paired(comparison, place, pick, "ece").verdict == "better"
+        if place not in (pick, *chosen.seen)
+        and all(paired(comparison, place, one, "ece").verdict == "better" for one in (0, pick))
     ]
     if not lower:
         return ""
@@ -176,13 +193,16 @@ def _lower_ece(comparison: Comparison, pick: int) -> str:
     if lost is not None and lost.verdict == "worse":
         drawbacks.append(f"costs {points(-lost.delta)} of accuracy")
     but = f", but {listed(drawbacks)}" if drawbacks else ""
-    return f" {capital(_named(comparison, best))} brings the ECE lower still, to {told}{but}."
+    lowered = paired(comparison, pick, 0, "ece").verdict == "better"
+    still = "lower still" if lowered else "lower"
+    return f" {capital(_named(comparison, best))} brings the ECE {still}, to {told}{but}."
 
 
-def is_it_real(comparison: Comparison, pick: int | None) -> str:
+def is_it_real(comparison: Comparison, chosen: Choice) -> str:
     """The paired intervals of the gain."""
+    pick = chosen.pick
     if pick is None:
-        return "There is no gain to speak of."
+        return no_gain(comparison, chosen)
     nll = comparison.difference(pick, "nll")
     ece = comparison.difference(pick, "ece")
     assert nll is not None
@@ -192,17 +212,17 @@ def is_it_real(comparison: Comparison, pick: int | None) -> str:
         gain = f"the calibration error by {points(-ece.delta)}{between(mirrored(ece.interval))}"
         return f"Yes: {level}, {gain}. Both intervals exclude zero."
     shown = f"{points(abs(ece.delta))} {'lower' if ece.delta <= 0 else 'higher'}"
-    judged = "is a loss" if ece.verdict == "worse" else "may be chance"
     return (
         f"In part: {level}, which is more than chance. The calibration error (ECE) is {shown}"
-        f"{between(ece.interval, signed=True)}, which {judged}."
+        f"{between(ece.interval, signed=True)}, which may be chance."
     )
 
 
-def what_it_cost(comparison: Comparison, pick: int | None, changed: Sequence[int] = ()) -> str:
-    """Accuracy before and after."""
+def what_it_cost(comparison: Comparison, chosen: Choice, changed: Sequence[int] = ()) -> str:
+    """Accuracy before and after; what a recipe would cost that is not recommended for it."""
+    pick = chosen.pick
     if pick is None:
-        return "Nothing, since nothing is changed."
+        return f"Nothing, since nothing is changed.{would_cost(comparison, chosen)}"
     found = comparison.difference(pick, "accuracy")
     assert found is not None
     others = changed[pick] if changed else 0

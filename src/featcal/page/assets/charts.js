@@ -101,11 +101,11 @@ featcal.charts = (() => {
     draw(id, (hue) => {
       const places = found.chosen.unit.map((_, place) => place);
       const told = (name) => found.chosen.unit.map((unit, k) => `unit ${unit}: ${found.chosen[name][k]?.toPrecision(3)}`); // a group may have no rows
-      const traces = [
-        { type: "bar", name: "confident and wrong", x: places, y: found.chosen.hce, width: 0.95, hovertext: told("hce"), hoverinfo: "text+name",
-          marker: { color: "rgba(0,0,0,0)", line: { color: hue.vermillion, width: 0.8 }, pattern: { shape: "/", fgcolor: hue.vermillion, bgcolor: "rgba(0,0,0,0)", size: 5, solidity: 0.3 } } },
-        { type: "bar", name: "confident and right", x: places, y: found.chosen.lce, width: 0.5, hovertext: told("lce"), hoverinfo: "text+name", marker: { color: hue.blue } },
-      ];
+      const traces = known(found, [
+        ["hce", { type: "bar", name: "confident and wrong", x: places, y: found.chosen.hce, width: 0.95, hovertext: told("hce"), hoverinfo: "text+name",
+          marker: { color: "rgba(0,0,0,0)", line: { color: hue.vermillion, width: 0.8 }, pattern: { shape: "/", fgcolor: hue.vermillion, bgcolor: "rgba(0,0,0,0)", size: 5, solidity: 0.3 } } }],
+        ["lce", { type: "bar", name: "confident and right", x: places, y: found.chosen.lce, width: 0.5, hovertext: told("lce"), hoverinfo: "text+name", marker: { color: hue.blue } }],
+      ]);
       return { traces, layout: { barmode: "overlay", ...above(), xaxis: axis(hue, { showticklabels: false, ticks: "" }),
         yaxis: axis(hue, { title: { text: found.absolute ? "mean |feature|" : "mean feature" } }) } };
     });
@@ -114,10 +114,10 @@ featcal.charts = (() => {
   function allUnits(id, found) {
     draw(id, (hue) => {
       const places = found.all.unit.map((_, place) => place);
-      const traces = [
-        { type: "scatter", mode: "lines", name: "right", x: places, y: found.all.lce, fill: "tozeroy", fillcolor: fade(hue.blue, 0.35), line: { color: hue.blue, width: 1.5 }, hoverinfo: "skip" },
-        { type: "scatter", mode: "markers", name: "wrong", x: places, y: found.all.hce, marker: { color: hue.vermillion, size: 2.6 }, hoverinfo: "skip" },
-      ];
+      const traces = known(found, [
+        ["lce", { type: "scatter", mode: "lines", name: "right", x: places, y: found.all.lce, fill: "tozeroy", fillcolor: fade(hue.blue, 0.35), line: { color: hue.blue, width: 1.5 }, hoverinfo: "skip" }],
+        ["hce", { type: "scatter", mode: "markers", name: "wrong", x: places, y: found.all.hce, marker: { color: hue.vermillion, size: 2.6 }, hoverinfo: "skip" }],
+      ]);
       return { traces, layout: { ...above(), xaxis: axis(hue, { title: { text: "units" } }),
         yaxis: axis(hue, { title: { text: found.absolute ? "mean |feature|" : "mean feature" } }) } };
     });
@@ -130,13 +130,16 @@ featcal.charts = (() => {
       const density = (name) => found.counts[name].map((count, k) => (count ? count / found.values[name] / widths[k] : null));
       const line = (name, words, colour, dash) => ({ type: "scatter", mode: "lines", name: words, x: middles, y: density(name),
         line: { shape: "hvh", color: colour, width: 1.6, dash }, hoverinfo: "skip" });
-      const traces = [line("lce", "right", hue.blue, "solid"), line("hce", "wrong", hue.vermillion, "dash")];
+      const traces = known(found, [["lce", line("lce", "right", hue.blue, "solid")], ["hce", line("hce", "wrong", hue.vermillion, "dash")]]);
       return { traces, layout: { ...above(), xaxis: axis(hue, { title: { text: "feature value" } }),
         yaxis: axis(hue, { type: "log", title: { text: "density" }, exponentformat: "power", dtick: 1 }) } };
     });
   }
 
-  const above = () => ({ legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } }, margin: { l: 58, r: 10, t: 30, b: 40 } });
+  // A group without rows has no line, and no name in the legend.
+  const known = (found, pairs) => pairs.filter(([name]) => found.groups[name] > 0).map(([, trace]) => trace);
+
+  const above = () => ({ showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } }, margin: { l: 58, r: 10, t: 30, b: 40 } });
 
   // One curve against the place of the threshold, with the chosen and the best place marked.
   function curve(id, lines, ticks, chosen, best) {

@@ -39,7 +39,8 @@ featcal.explorer = (() => {
     ];
     const wrong = scores.entropy.hce[place];
     const right = scores.entropy.lce[place];
-    if (wrong !== null && right !== null) parts.push(`Entropy of confident wrong answers ${wrong.toFixed(3)}, of confident right ones ${right.toFixed(3)} nats.`);
+    const entropies = [["wrong", wrong], ["right", right]].filter(([, value]) => value !== null);
+    if (entropies.length) parts.push(`Entropy of confident ${entropies.map(([which, value]) => `${which} answers ${value.toFixed(3)}`).join(", of confident ")} nats.`);
     if (place === sweep().best) parts.push(`This is the best on ${fitSplit}.`);
     if (place === sweep().fitted) parts.push("This is what a fit chose.");
     return parts.join(" ");

@@ -65,6 +65,13 @@
     setTimeout(() => { byId("copied").textContent = ""; }, 2500);
   });
 
+  // A table that is wider than the screen says so: nothing else shows that there are more columns.
+  const hinted = new ResizeObserver((seen) => seen.forEach(({ target }) => {
+    const box = target.closest(".scroll");
+    box.classList.toggle("more", box.scrollWidth > box.clientWidth + 1);
+  }));
+  document.querySelectorAll(".scroll").forEach((box) => { hinted.observe(box); hinted.observe(box.querySelector("table")); });
+
   let width = innerWidth;
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; charts.redraw(); } });
 
@@ -110,8 +117,10 @@
 
   function learned(entry) {
     if (!entry.fitted) return;
-    const name = Object.assign(document.createElement("code"), { textContent: entry.recipe });
-    byId("fits").append(" ", name, ` ${entry.fitted}.`);
+    const item = document.createElement("li");
+    item.append(Object.assign(document.createElement("code"), { textContent: entry.recipe }), `: ${entry.fitted}`);
+    byId("fits").querySelector("ul").append(item);
+    byId("fits").hidden = false;
   }
 
   function add(found) {
