@@ -2,7 +2,7 @@
 #   make demo    watch an overconfident network become honest
 #   make test    lint, types, layers and all tests
 #   make lint    ruff, mypy and import-linter alone
-#   make bench   our fits beside the published search and beside other libraries (installs them)
+#   make bench   our fits beside the published search and beside other libraries (installs them), and the report
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
@@ -34,6 +34,7 @@ lint: $(VENV)/.dev
 bench: $(BENCH)/.peers
 	$(BENCH)/bin/python bench/clip.py
 	$(BENCH)/bin/python bench/peers.py
+	$(BENCH)/bin/python bench/report.py
 
 figures: $(VENV)/.demo
 	$(BIN)/python experiments/figures.py

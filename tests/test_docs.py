@@ -59,6 +59,14 @@ def test_the_benchmark_table_is_that_of_its_result_file():
     assert all(row["ours"]["head_passes"] <= 10 for row in results["rows"])
 
 
+def test_the_table_of_the_report_is_that_of_its_result_file():
+    bench = script(ROOT / "bench" / "report.py")
+    results = json.loads((ROOT / "results" / "bench-report.json").read_text())
+    shown = between(bench.DOCS.read_text(), bench.START, bench.END)
+    assert shown == bench.table(results["rows"])
+    assert [(row["classes"], row["signed"]) for row in results["rows"]] == list(bench.PROBLEMS)
+
+
 def test_the_tables_beside_other_libraries_are_those_of_their_result_file():
     bench = script(ROOT / "bench" / "peers.py")
     results = json.loads((ROOT / "results" / "bench-peers.json").read_text())
