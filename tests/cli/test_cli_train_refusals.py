@@ -151,10 +151,11 @@ def test_one_command_at_a_time(train_project, tmp_path):
 
 
 def test_what_to_change_in_a_run_that_diverges_can_be_typed(train_project, tmp_path):
-    run, other = tmp_path / "run", tmp_path / "other"
+    run, other = tmp_path / "clip_norm lr (1)", tmp_path / "other"  # a name that is left alone
     ran = featcal(*words(run, "--lr", "1e30", "--checkpoint-every", "0"))
     assert ran.code == 2
-    assert "lower --lr (1e+30), or limit the gradients with --clip-norm; and remove " in ran.err
+    told = f"lower --lr (1e+30), or limit the gradients with --clip-norm; and remove {run}, which"
+    assert told in " ".join(ran.err.split())
     assert (run / checkpoint.FILE).exists()
     ran = featcal(*words(other, "--lr", "1e30", "--published"))
     assert ran.err.rstrip().endswith("lower --lr (1e+30), or lower --clip-norm (2)")

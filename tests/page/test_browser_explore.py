@@ -1,6 +1,5 @@
 """The box of `featcal explore` in a real browser."""
 
-import threading
 from dataclasses import replace
 
 import pytest
@@ -15,6 +14,7 @@ from browsing import MARKS, column_of, look, open_page, requests, text_of
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
+from serving import serving
 
 pytestmark = MARKS
 
@@ -23,12 +23,8 @@ pytestmark = MARKS
 def served(content):
     live = Live(content)
     server = Explorer(render(content, live=True), live.answer, check=live.checked)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 def _tried(browser, recipe):
@@ -92,10 +88,7 @@ def test_a_typed_clip_stands_everywhere_the_page_says(browser, served, content):
 def test_a_star_moves_when_another_recipe_is_better(browser, pack):
     found = Content.of(pack, ["vector"], resamples=100)
     live = Live(found)
-    server = Explorer(render(found, live=True), live.answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with serving(Explorer(render(found, live=True), live.answer)) as server:
         open_page(browser, server.address)
         before = _stars(browser)
         for recipe in ("temperature", "clip | temperature"):
@@ -108,10 +101,6 @@ def test_a_star_moves_when_another_recipe_is_better(browser, pack):
         wanted = {row[0].text: sum(cell.mark == "best" for cell in row) for row in told}
         assert _stars(browser) == wanted
         assert {name: wanted[name] for name in before} != before
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _stars(browser):

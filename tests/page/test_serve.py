@@ -5,6 +5,7 @@ import json
 import threading
 
 import pytest
+from serving import serving
 
 from featcal import InputError
 from featcal.page.serve import HOST, LONGEST, Explorer
@@ -19,12 +20,8 @@ def computed(recipe, beside):
 @pytest.fixture
 def explorer():
     server = Explorer("<p>naïve</p>", computed)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(server):
+        yield server
 
 
 def asked(explorer, method, path, body=None, **headers):

@@ -44,8 +44,6 @@ RECIPES = click.option(
     metavar="TEXT",
     help="Show this recipe; repeat for more.  [default: those of featcal compare]",
 )
-
-
 CALIBRATORS = click.argument(
     "calibrators", metavar="[CALIBRATOR]...", nargs=-1, type=click.Path(path_type=Path)
 )

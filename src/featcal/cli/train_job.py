@@ -182,8 +182,7 @@ def _in_options() -> Iterator[None]:
     try:
         yield
     except Diverged as error:
-        options = str(error).replace(" lr (", " --lr (").replace("clip_norm", "--clip-norm")
-        raise InputError(options) from error
+        raise InputError(error.sentence("--lr", "--clip-norm")) from error
 
 
 def _read(request: TrainRequest) -> Splits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,25 @@ from featcal.train.recipe import Recipe
 from featcal.train.watch import Batches
 
 
+@final
 class Diverged(InputError):
     """A run whose loss is no number any more; nothing that goes on from it can be."""
+
+    def __init__(self, loss: float, epoch: int, recipe: Recipe, folder: Path | None) -> None:
+        self.loss, self.epoch, self.recipe, self.folder = loss, epoch, recipe, folder
+        super().__init__(self.sentence("lr", "clip_norm"))
+
+    def sentence(self, lr: str, clip_norm: str) -> str:
+        """What to change, by the names the reader knows it under, and what is in the way of it."""
+        clip = f"limit the gradients with {clip_norm}"
+        if self.recipe.clip_norm is not None:
+            clip = f"lower {clip_norm} ({self.recipe.clip_norm:g})"
+        # Another recipe cannot go on from the checkpoint, and the same one would end here again.
+        way = f"; and remove {self.folder}, which holds this run, or choose another"
+        return (
+            f"the loss is {self.loss} after epoch {self.epoch}: lower {lr} ({self.recipe.lr:g}), "
+            f"or {clip}{way if self.folder else ''}"
+        )
 
 
 def check_request(splits: Splits, loss: TrainingLoss, recipe: Recipe) -> None:
@@ -67,14 +85,8 @@ def check_logits(model: nn.Module, batches: Batches, classes: int) -> None:
 
 
 def check_finite(loss: float, epoch: int, recipe: Recipe, checkpoint: Path | None) -> None:
-    """Ends a run that has diverged, with what to change and what is in the way of it."""
+    """Ends a run that has diverged."""
     if math.isfinite(loss):
         return
-    clip = "limit the gradients with clip_norm"
-    if recipe.clip_norm is not None:
-        clip = f"lower clip_norm ({recipe.clip_norm:g})"
-    sentence = f"the loss is {loss} after epoch {epoch + 1}: lower lr ({recipe.lr:g}), or {clip}"
-    if checkpoint is not None and checkpoint.exists():
-        # Another recipe cannot go on from it, and the same one would end here again.
-        sentence += f"; and remove {checkpoint.parent}, which holds this run, or choose another"
-    raise Diverged(sentence)
+    kept = checkpoint is not None and checkpoint.exists()
+    raise Diverged(loss, epoch + 1, recipe, checkpoint.parent if checkpoint and kept else None)
