@@ -3,10 +3,10 @@
 Usage: python bench/train.py --data FOLDER [--networks resnet50 ...] [--part seconds|curves]
 
 FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU; seconds want an idle
-one, curves do not, and are added to the seconds of an earlier run. The plain loops are what people
-write by hand, and get the images from the same place: on the GPU already, shifted and mirrored
-there, so that what is compared is the loop and not a data loader. Weights and images are
-channels-last in all of them.
+one, curves do not: they are added to the seconds of an earlier run, and kept by a later one. The
+plain loops are what people write by hand, and get the images from the same place: on the GPU
+already, shifted and mirrored there, so that what is compared is the loop and not a data loader.
+Weights and images are channels-last in all of them.
 
 Seconds are measured in turns: an epoch of ours, some steps of each plain loop, the next epoch of
 ours. The first epoch of ours, which compiles, stands apart; the others are given some steps first.
@@ -31,6 +31,7 @@ from featcal.losses import CE
 from featcal.models import MODELS, build
 from featcal.report.rows import versions
 from featcal.train import Engine, Recipe, train
+from featcal.train.engine import COMPILER
 from featcal.train.feed import Feed
 from featcal.train.finish import full_precision
 from featcal.train.plan import Plan
@@ -199,32 +200,46 @@ def first_steps(network, splits):
 # --- the file ------------------------------------------------------------------------------------
 
 
+def about():
+    """What the numbers depend on besides the loops."""
+    return {"hardware": Engine.best().as_json(), "versions": versions(), "compiler": COMPILER}
+
+
 def seconds(options, splits):
     """Every network's seconds, written after each: a lease that ends leaves what is done."""
-    about = {"hardware": Engine.best().as_json(), "versions": versions(), "batch": Recipe().batch}
-    results = {"made_by": "bench/train.py", **about, "rows": []}
+    learned = learned_before(options.output)
+    results = {"made_by": "bench/train.py", **about(), "batch": Recipe().batch, "rows": []}
     for network in options.networks:
-        results["rows"].append(measured(network, splits))
+        results["rows"].append({**measured(network, splits), **learned.get(network, {})})
         print(json.dumps(results["rows"][-1]), flush=True)
         written(options.output, results)
+
+
+def learned_before(path):
+    """The curves of an earlier run by network, with what they were made by."""
+    rows = json.loads(path.read_text())["rows"] if path.is_file() else []
+    parts = (*LEARNED, "made")
+    return {row["network"]: {key: row[key] for key in parts if key in row} for row in rows}
 
 
 def curves(options, splits):
     """The curves of the networks that have some, added to the file of their seconds."""
     for network in (name for name in options.networks if name in CURVES):
-        found = {"first_steps": first_steps(network, splits)}
-        print(json.dumps(found), flush=True)
-        found["curves"] = curves_of(network, splits)
-        results = json.loads(options.output.read_text())
-        for row in results["rows"]:
-            row.update(found if row["network"] == network else {})
-        written(options.output, results)
+        for part, measure in LEARNED.items():
+            found = measure(network, splits)
+            print(json.dumps({network: found}), flush=True)
+            results = json.loads(options.output.read_text())
+            for row in (row for row in results["rows"] if row["network"] == network):
+                row[part] = found
+                row["made"] = {**row.get("made", {}), part: about()}
+            written(options.output, results)
 
 
 def written(path, results):
     path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
+LEARNED = {"first_steps": first_steps, "curves": curves_of}
 PARTS = {"seconds": seconds, "curves": curves}
 
 

@@ -40,7 +40,11 @@ SCHEDULE = "cosine"
 # The paper's MMCE is weighted and as published, defects included; its other forms stand beside it.
 MMCE = ("mmce(variant='weighted', form='published')", "mmce", "mmce(variant='weighted')")
 LOSSES = ("ce", "brier", MMCE[0], "label_smoothing", "focal", "flsd", "dual_focal", *MMCE[1:])
-TWICE = ("wrn16x4", "resnet50")  # the networks whose cross-entropy has two seeds
+# What has two seeds: cross-entropy on both networks, on CIFAR-10 the small one's two others.
+TWICE = {
+    *(("cifar10", "wrn16x4", loss) for loss in ("ce", "label_smoothing", "dual_focal")),
+    *(("cifar100", "wrn16x4", "ce"), ("cifar10", "resnet50", "ce")),
+}
 RECIPES = ("none", "clip", "temperature", "clip | temperature")
 AGAINST = (None, 0, 0, 2)
 WITH_INTERVALS = ("accuracy", "ece", "adaptive_ece", "nll", "brier")
@@ -88,7 +92,7 @@ def grid(epochs):
     seconds = [
         replace(run, seed=2)
         for run in (*small, *large)
-        if run.loss == "ce" and run.network in TWICE
+        if (run.dataset, run.network, run.loss) in TWICE
     ]
     return [*small, *large, *others, *seconds]
 

@@ -67,7 +67,8 @@ def speed(results):
         first = row["first_epoch"]
         told = f"{first['seconds']:.0f}, {first['kernels']}"
         rows.append((row["network"], *(timed(row, loop) for loop in loops), *ratios, told))
-    made = f"{facts_text(results['hardware'])}; {facts_text(results['versions'])}"
+    parts = ("hardware", "versions", "compiler")
+    made = "; ".join(facts_text(results[part]) for part in parts)
     title = f"Seconds an epoch, batch {results['batch']} ({made}):"
     faster = (f"times faster than {alike}", "times faster than the fastest plain loop")
     return Grid(title, ("network", *loops, *faster, f"first epoch of {OURS}"), tuple(rows))
@@ -95,7 +96,18 @@ def curves(results):
             rows.append((f"{row['network']}, epoch {epoch + 1}", *shown, between))
     seeds = "; ".join(f"{row['network']} {row['curves'][OURS]['seeds']}" for row in found)
     title = f"Training loss, mean and standard deviation over the seeds ({seeds}):"
-    return Grid(title, ("network", *loops, f"{OURS} minus {alike}, seed by seed"), tuple(rows))
+    headings = ("network", *loops, f"{OURS} minus {alike}, seed by seed")
+    return Grid(title, headings, tuple(rows), tuple(other_makes(results, found)))
+
+
+def other_makes(results, rows):
+    """A note on every network whose curves were made by other means than the seconds."""
+    for row in rows:
+        for key, theirs in row.get("made", {}).get("curves", {}).items():
+            ours = results[key]
+            if theirs != ours:
+                told, above = (facts_text(facts) or "defaults" for facts in (theirs, ours))
+                yield row["network"], f"{key}: {told}; of the seconds above: {above}."
 
 
 def after(curve, epoch):

@@ -113,6 +113,7 @@ def bench():
         "made_by": "bench/train.py",
         "hardware": {"device": "NVIDIA H200", "precision": "bfloat16", "compiled": True},
         "versions": {"torch": "2.13.0"},
+        "compiler": {"combo_kernels": True},
         "batch": 128,
         "rows": [
             {**first, "first_epoch": {"seconds": 61.0, "kernels": "new"}, "curves": curves},

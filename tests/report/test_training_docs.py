@@ -73,7 +73,8 @@ def test_the_grid_without_layers_leaves_their_place_empty(docs):
 
 def test_the_table_of_speed(docs):
     lines = docs.bench_sections(made_training.bench())["training"].splitlines()
-    assert "device NVIDIA H200, precision bfloat16, compiled; torch 2.13.0" in lines[0]
+    made = "device NVIDIA H200, precision bfloat16, compiled; torch 2.13.0; combo_kernels"
+    assert f"({made})" in lines[0]
     assert lines[-2:] == [
         "| resnet50 | 2.50 (2.40 to 2.60) | 7.20 (7.00 to 7.30) | 6.00 | 2.9 | 2.4 | 61, new |",
         "| vit | 1.00 | 3.00 | - | 3.0 | 3.0 | 3, cached |",
@@ -81,6 +82,16 @@ def test_the_table_of_speed(docs):
     curves = docs.bench_sections(made_training.bench())["loss curves"].splitlines()
     assert curves[0].endswith("over the seeds (resnet50 [1, 2]):")
     assert curves[-1] == "| resnet50, epoch 2 | 1.200 ± 0.071 | 1.220 ± 0.057 | -0.020 ± 0.010 |"
+
+
+def test_curves_made_by_other_means_than_the_seconds_say_so(docs):
+    results = made_training.bench()
+    same = {key: results[key] for key in ("hardware", "versions", "compiler")}
+    results["rows"][0]["made"] = {"curves": same}
+    assert "\n- [" not in docs.bench_sections(results)["loss curves"]
+    results["rows"][0]["made"] = {"curves": {**same, "compiler": {}}}
+    note = docs.bench_sections(results)["loss curves"].splitlines()[-1]
+    assert note == "- [resnet50] compiler: defaults; of the seconds above: combo_kernels."
 
 
 def test_what_the_page_says_of_the_temperature_is_what_the_file_holds(docs):
@@ -97,16 +108,20 @@ def test_what_the_page_says_of_the_temperature_is_what_the_file_holds(docs):
         )
     assert known["cifar100"] == {("down", "up")}
     assert "down" not in {ece for ece, _ in known["cifar10"]}
-    better = {
-        (run.content["dataset"], run.content["network"], run.loss)
+    nll = {
+        (run.content["dataset"], run.content["network"], run.loss, run.seed): {
+            recipe: run.row(recipe)["metrics"]["nll"] for recipe in ("none", "clip", "temperature")
+        }
         for run in ours.runs
-        if run.row("clip")["metrics"]["nll"] < run.row("temperature")["metrics"]["nll"]
     }
-    assert better == {
-        ("cifar10", "wrn16x4", "brier"),
-        ("cifar100", "wrn16x4", "brier"),
-        ("cifar10", "resnet50", "mmce(variant='weighted', form='published')"),
+    dual = ("cifar10", "wrn16x4", "dual_focal(gamma=2.6)", 2)
+    assert {run for run, of in nll.items() if of["clip"] < of["temperature"]} == {
+        ("cifar10", "wrn16x4", "brier", 1),
+        ("cifar100", "wrn16x4", "brier", 1),
+        ("cifar10", "resnet50", "mmce(variant='weighted', form='published')", 1),
+        dual,
     }
+    assert nll[dual]["temperature"] > nll[dual]["none"]
 
 
 def test_what_is_said_of_mmce_is_what_the_file_holds(docs):

@@ -1,7 +1,6 @@
 """Two processes train the network one process would; the last batch is odd on purpose."""
 
 import os
-import sys
 
 import pytest
 import torch
@@ -66,11 +65,7 @@ def on_rank(rank, folder):
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    sys.path.insert(0, os.path.dirname(__file__))  # for the processes, which start afresh
-    try:
-        mp.spawn(on_rank, args=(str(folder),), nprocs=2)
-    finally:
-        sys.path.pop(0)
+    mp.spawn(on_rank, args=(str(folder),), nprocs=2)
     return {
         case: [load_file(folder / f"{case}-{rank}.safetensors") for rank in range(2)]
         for case in (*CASES, "dropout")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny import HALF, made_images, made_splits, small, weights_of
+from torch import nn
 
 from featcal.core.progress import listen
 from featcal.losses import CE, LOSSES, AdaFocal, parse_loss
@@ -12,6 +13,8 @@ from featcal.models import build
 from featcal.train import Engine, Recipe, train
 from featcal.train.engine import hardware_name
 from featcal.train.finish import full_precision
+from featcal.train.plan import Plan
+from featcal.train.run import Trainer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -68,6 +71,39 @@ def test_a_compiled_graph_is_the_step_too(recipe):
     assert [e.loss for e in again] == pytest.approx([e.loss for e in told], rel=1e-3)
     for key, value in eager.items():
         torch.testing.assert_close(whole[key], value, rtol=1e-2, atol=1e-3)
+
+
+class Forgetful(nn.Module):
+    """Two dropouts that do not wait for each other, in a network."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(192, 64), nn.Linear(192, 64)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, images):
+        pixels = images.flatten(1)
+        branches = (self.dropout(part(pixels).relu()) for part in (self.left, self.right))
+        return self.head(sum(branches))
+
+
+def losses_of_one_batch(steps, **tricks):
+    """The loss of the same rows again and again, by weights that all but stand still."""
+    recipe = replace(RECIPE, lr=1e-12, warmup=0)
+    torch.manual_seed(0)
+    trainer = Trainer(Forgetful(), made_splits(), CE(), recipe, engine(**tricks), HALF)
+    trainer.model.train()
+    rows = next(iter(Plan.of(recipe, 0, 100).to(torch.device("cuda")).steps()))
+    return torch.tensor([trainer.take(rows).item() for _ in range(steps)])
+
+
+def test_dropout_is_drawn_anew_in_every_compiled_step():
+    plain = losses_of_one_batch(64, graph=False)
+    replayed = losses_of_one_batch(64, graph=True, compiled=True)
+    assert len(replayed.unique()) > 60
+    noise = (plain.var() + replayed.var()).div(64).sqrt().item()
+    assert replayed.mean().item() == pytest.approx(plain.mean().item(), abs=5 * noise)
 
 
 def test_the_gpu_trains_as_the_cpu_does():
