@@ -67,8 +67,8 @@ def speed(results):
         first = row["first_epoch"]
         told = f"{first['seconds']:.0f}, {first['kernels']}"
         rows.append((row["network"], *(timed(row, loop) for loop in loops), *ratios, told))
-    parts = ("hardware", "versions", "compiler")
-    made = "; ".join(facts_text(results[part]) for part in parts)
+    made = "; ".join(facts_text(results[part]) for part in ("hardware", "versions"))
+    made += f"; compiler {facts_text(results['compiler'])}"
     title = f"Seconds an epoch, batch {results['batch']} ({made}):"
     faster = (f"times faster than {alike}", "times faster than the fastest plain loop")
     return Grid(title, ("network", *loops, *faster, f"first epoch of {OURS}"), tuple(rows))

@@ -73,7 +73,7 @@ def test_the_grid_without_layers_leaves_their_place_empty(docs):
 
 def test_the_table_of_speed(docs):
     lines = docs.bench_sections(made_training.bench())["training"].splitlines()
-    made = "device NVIDIA H200, precision bfloat16, compiled; torch 2.13.0; combo_kernels"
+    made = "device NVIDIA H200, precision bfloat16, compiled; torch 2.13.0; compiler combo_kernels"
     assert f"({made})" in lines[0]
     assert lines[-2:] == [
         "| resnet50 | 2.50 (2.40 to 2.60) | 7.20 (7.00 to 7.30) | 6.00 | 2.9 | 2.4 | 61, new |",

@@ -12,7 +12,7 @@ from featcal import InputError
 from featcal.core.progress import listen
 from featcal.losses import AdaFocal, FLSc, Focal, parse_loss
 from featcal.metrics import accuracy, ece, nll
-from featcal.train import Engine, Epoch, Recipe
+from featcal.train import Epoch, Recipe
 from featcal.train import run as loop
 
 
@@ -147,12 +147,6 @@ def test_the_rate_of_an_epoch_is_its_highest(schedule):
     rates = [epoch.rate for epoch in history]
     assert rates[0] == recipe.rate_at(6 / 7)  # seven steps, the last the highest
     assert rates[1:] == [recipe.rate_at(epoch) for epoch in range(1, 5)]
-
-
-@pytest.mark.parametrize("device", ["meta", "toaster"])
-def test_a_device_that_cannot_compute_is_refused(device):
-    with pytest.raises(InputError, match=rf"device is '{device}'.*such as cpu or cuda"):
-        Engine.best(device)
 
 
 def test_progress_counts_the_steps_of_all_epochs():

@@ -80,7 +80,7 @@ class Engine:
         # after a few of them, and everything after that would run as it is. What the caller had
         # compiled is compiled again when it is called next.
         torch.compiler.reset()
-        options = COMPILER if self.device.type == "cuda" else None
+        options = _known_options() if self.device.type == "cuda" else None
         return torch.compile(model, dynamic=False, options=options)
 
     @contextmanager
@@ -104,6 +104,13 @@ class Engine:
             "graph": self.graph,
             "processes": dist.world(),
         }
+
+
+def _known_options() -> dict[str, str | int | bool | Callable[..., Any]]:
+    """Those of the compiler's options that this torch has; it would refuse another."""
+    from torch._inductor import list_options  # slow to import, and rarely needed
+
+    return {key: COMPILER[key] for key in COMPILER.keys() & set(list_options())}
 
 
 def hardware_name(device: torch.device) -> str:

@@ -1,0 +1,45 @@
+"""The engine: which devices it takes, and what it asks of the compiler."""
+
+import shutil
+
+import pytest
+import torch
+from tiny import made_splits, small, trained, weights_of
+
+from featcal import InputError
+from featcal.train import Engine
+from featcal.train import engine as engines
+
+# torch's compiler warns of parts of its own that it imports.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
+
+
+@pytest.mark.parametrize("device", ["meta", "toaster"])
+def test_a_device_that_cannot_compute_is_refused(device):
+    with pytest.raises(InputError, match=rf"device is '{device}'.*such as cpu or cuda"):
+        Engine.best(device)
+
+
+def test_this_torch_has_every_option_that_is_asked_for():
+    assert engines._known_options() == engines.COMPILER
+
+
+def test_an_option_that_this_torch_lacks_is_left_out(monkeypatch):
+    monkeypatch.setitem(engines.COMPILER, "of_another_torch", True)
+    known = engines._known_options()
+    assert "of_another_torch" not in known
+    torch.compile(torch.nn.Linear(2, 2), options=known)  # which refuses what it does not know
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler"
+)
+def test_a_compiled_network_trains_on_a_cpu_as_the_plain_one_does():
+    found = {}
+    for compiled in (False, True):
+        engine = Engine.best("cpu", compiled=compiled)
+        model, history = trained(small(), splits=made_splits(train=64), engine=engine)
+        found[compiled] = weights_of(model), [epoch.loss for epoch in history]
+    assert found[True][1] == pytest.approx(found[False][1], rel=1e-4)
+    for key, value in found[False][0].items():
+        torch.testing.assert_close(found[True][0][key], value, rtol=1e-3, atol=1e-4)
