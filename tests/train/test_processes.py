@@ -1,16 +1,19 @@
 """Two processes train the network one process would; the last batch is odd on purpose."""
 
 import os
+from pathlib import Path
 
 import pytest
+import tiny
 import torch
 import torch.distributed as torch_dist
 import torch.multiprocessing as mp
 from safetensors.torch import load_file, save_file
-from tiny import HALF, made_splits, small
+from tiny import HALF, Killed, killed_after, made_splits, same, small
 
 from featcal import InputError
 from featcal.core import dist
+from featcal.core.progress import listen
 from featcal.losses import CE, AdaFocal, Focal
 from featcal.train import Engine, Recipe, train
 
@@ -42,6 +45,19 @@ def dropped_units():
     return drawn
 
 
+def forgetful(**options):
+    """A network with dropout, trained."""
+    model, _ = tiny.trained(small(norm=False, dropout=0.5), recipe=RECIPE, **options)
+    return model
+
+
+def forgetful_and_killed(folder):
+    options = {"folder": Path(folder), "checkpoint_every": 0.0}
+    with pytest.raises(Killed), listen(killed_after(8)):
+        forgetful(**options)
+    return forgetful(**options)
+
+
 def on_rank(rank, folder):
     torch.set_num_threads(1)
     torch_dist.init_process_group(
@@ -54,6 +70,9 @@ def on_rank(rank, folder):
         save_file(found, f"{folder}/{case}-{rank}.safetensors")
     drawn = dropped_units()
     save_file({"drawn": torch.stack(drawn)}, f"{folder}/dropout-{rank}.safetensors")
+    for name, model in {"whole": forgetful(), "killed": forgetful_and_killed(folder)}.items():
+        found = {key: value.contiguous() for key, value in model.state_dict().items()}
+        save_file(found, f"{folder}/{name}-{rank}.safetensors")
     with pytest.raises(InputError, match="batch is 21: give a multiple of the 2 processes"):
         train(small(), made_splits(), CE(), Recipe(epochs=1, batch=21), normalise=HALF)
     with pytest.raises(InputError, match="needs one process on one GPU"):
@@ -68,7 +87,7 @@ def ranks(tmp_path_factory):
     mp.spawn(on_rank, args=(str(folder),), nprocs=2)
     return {
         case: [load_file(folder / f"{case}-{rank}.safetensors") for rank in range(2)]
-        for case in (*CASES, "dropout")
+        for case in (*CASES, "dropout", "whole", "killed")
     }
 
 
@@ -76,6 +95,12 @@ def test_each_process_draws_random_numbers_of_its_own(ranks):
     one, other = (found["drawn"] for found in ranks["dropout"])
     assert not torch.equal(one, other)
     assert torch.equal(one, torch.stack(dropped_units()))  # the first as a run of one process
+
+
+def test_a_killed_run_with_dropout_ends_as_the_whole_bit_for_bit(ranks):
+    for whole, killed in zip(ranks["whole"], ranks["killed"], strict=True):
+        assert same(whole, killed)
+    assert not same(ranks["whole"][0], forgetful().state_dict())  # which drops other units
 
 
 @pytest.mark.parametrize("case", CASES)

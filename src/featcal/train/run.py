@@ -92,15 +92,11 @@ def train(
 def _random_numbers(seed: int, device: torch.device) -> Iterator[None]:
     """A run's own random numbers, for networks that draw some; those outside are left alone."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(_seed_of(seed, Position()))
+        torch.manual_seed(seed)
         yield
 
 
-def _seed_of(seed: int, position: Position) -> int:
-    """Of the random numbers of a process: each drops other units, the first by the seed itself."""
-    if dist.rank() == 0:
-        return seed
-    place = (seed, dist.rank(), position.epoch, position.step)
+def _seed_of(place: tuple[int, ...]) -> int:
     return int(np.random.SeedSequence(place).generate_state(1, np.uint64)[0])
 
 
@@ -158,8 +154,6 @@ class Trainer:
             return False
         self.position, state = found
         self.loss = self.loss.restored(state).to(self.engine.device)
-        if dist.rank():  # the file has the random state of the first process alone
-            torch.manual_seed(_seed_of(self.recipe.seed, self.position))
         return True
 
     def run(self, watch_every: int, report: Report | None) -> tuple[Epoch, ...]:
@@ -197,6 +191,7 @@ class Trainer:
         rates = [self.recipe.rate_at(epoch + step / len(plan)) for step in range(len(plan))]
         for step, rows in enumerate(plan.steps(first), start=first):
             set_rate(self.optimizer, rates[step])
+            self._draw_as_at(epoch, step)
             total += self._taken(rows)
             tell("training", epoch * len(plan) + step + 1, self.recipe.epochs * len(plan))
             if self.interrupts.asked or monotonic() - self.kept >= self.every:
@@ -210,6 +205,15 @@ class Trainer:
         check_finite(loss, epoch, self.recipe, path)
         self._adapt()
         return Epoch(epoch + 1, max(rates), loss, seconds)
+
+    def _draw_as_at(self, epoch: int, step: int) -> None:
+        """Gives every process but the first random numbers by its rank and the step.
+
+        Each drops other units, and goes on after a kill as if it had not stopped: the state of
+        random numbers in the checkpoint is that of the first alone.
+        """
+        if dist.rank():
+            torch.manual_seed(_seed_of((self.recipe.seed, dist.rank(), epoch, step)))
 
     def _stand(self, step: int, total: float, seconds: float) -> None:
         self.position = replace(self.position, step=step, total=total, seconds=seconds)
