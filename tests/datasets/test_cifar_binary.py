@@ -96,6 +96,23 @@ def test_another_file_of_that_name_is_refused(tmp_path):
         load_images("cifar10", tmp_path / "other" / "cifar-100-binary.tar.gz")
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"#!/bin/sh\n", b"", gzip.compress(b"no tar")],
+    ids=["script", "empty", "gz"],
+)
+@pytest.mark.parametrize("file", ["mine.sh", "cifar-100-binary.tar.gz"])
+def test_a_file_that_was_not_downloaded_is_never_to_be_removed(tmp_path, file, content):
+    path = tmp_path / file
+    path.write_bytes(content)
+    with pytest.raises(InputError) as told:
+        load_images("cifar10", path)
+    said = str(told.value)
+    assert said.startswith(f"{path} is not a .tar.gz of CIFAR's binary files (")
+    assert said.endswith("): give that, or a folder")
+    assert "remove" not in said
+
+
 def test_members_count_by_their_exact_name_and_never_leave_the_archive(tmp_path):
     written = made.write_binary(tmp_path / "data" / "deep")
     path = written.folder / "cifar-10-binary.tar.gz"

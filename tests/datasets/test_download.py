@@ -91,7 +91,7 @@ def test_another_checksum_is_refused_and_the_file_removed(tmp_path, serve, site)
     serve(partial(Quiet, directory=written.folder))  # with the md5 of the official archive
     with pytest.raises(InputError, match=f"md5 {md5} in place of c32a1d.*it was removed"):
         load_images("cifar10", tmp_path / "data", download=True)
-    assert files(tmp_path / "data") == []
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_broken_connection_leaves_nothing(tmp_path, serve):
@@ -106,6 +106,28 @@ def test_a_site_without_the_file_is_said(tmp_path, serve, site):
     serve(partial(Quiet, directory=tmp_path / "empty"))
     with pytest.raises(InputError, match=r"cannot be downloaded \(HTTP Error 404"):
         load_images("cifar10", tmp_path / "data", download=True)
+
+
+def test_a_failed_download_leaves_no_folder_that_it_made(tmp_path, serve):
+    serve(Cut)
+    (tmp_path / "mine").mkdir()
+    for target in ("mine", "mine/new/deep"):
+        with pytest.raises(InputError, match="download it again"):
+            load_images("cifar10", tmp_path / target, download=True)
+    assert files(tmp_path) == ["mine"]
+
+
+def test_a_folder_that_others_fill_meanwhile_stays(tmp_path, monkeypatch):
+    target = tmp_path / "new" / "deep"
+
+    def failing(*_, **__):
+        (tmp_path / "new" / "notes.txt").write_text("of another process")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("featcal.datasets.download.urlopen", failing)
+    with pytest.raises(KeyboardInterrupt):
+        load_images("cifar10", target, download=True)
+    assert files(tmp_path) == ["new", "notes.txt"]
 
 
 def test_without_a_connection_the_way_around_is_said(tmp_path, serve, monkeypatch):

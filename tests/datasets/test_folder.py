@@ -1,5 +1,7 @@
 """Folders of image files, against torchvision where it can be imported."""
 
+import re
+
 import made
 import numpy as np
 import pytest
@@ -66,11 +68,24 @@ def test_the_published_size_is_224_of_256(tmp_path):
 
 def test_every_kind_of_image_becomes_rgb(tmp_path):
     made.write_folders(tmp_path, parts={"train": 3, "test": 3})
-    for mode in ("L", "RGBA", "P", "CMYK", "1"):
+    for mode in ("L", "LA", "RGBA", "P", "CMYK", "1"):
         end = "jpg" if mode == "CMYK" else "png"
         Image.new(mode, (40, 50)).save(tmp_path / "train" / "kind_1" / f"x{mode}.{end}")
     found = load_images("folder", tmp_path, image_size=32)
-    assert len(found.train) == 8
+    assert len(found.train) == 9
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [(np.uint16, "png"), (np.uint16, "tif"), (np.int32, "tif"), (np.float32, "tif")],
+)
+def test_pixels_of_more_than_8_bits_are_refused(tmp_path, kind, end):
+    made.write_folders(tmp_path, parts={"train": 3, "test": 3})
+    path = tmp_path / "test" / "kind_2" / f"depth.{end}"
+    Image.fromarray(np.arange(1600, dtype=kind).reshape(40, 40) * 20).save(path)
+    with pytest.raises(InputError) as told:
+        load_images("folder", tmp_path, image_size=32)
+    assert str(told.value) == (f"{path} has 16-bit or float pixels: save it with 8 bits a channel")
 
 
 def test_files_are_found_below_a_class_and_others_are_left_alone(tmp_path):
@@ -110,6 +125,27 @@ def test_an_empty_class_is_refused(tmp_path):
         load_images("folder", tmp_path, image_size=32)
 
 
+def test_a_single_class_is_refused(tmp_path):
+    made.write_folders(tmp_path, classes=1)
+    with pytest.raises(InputError) as told:
+        load_images("folder", tmp_path, image_size=32)
+    assert str(told.value) == (
+        f"{tmp_path / 'train'} has one class (kind_0): give at least two folders"
+    )
+
+
+def test_a_val_part_alone_that_is_too_small_is_named(tmp_path):
+    made.write_folders(tmp_path, parts={"train": 6, "val": 2}, classes=2)
+    with pytest.raises(InputError) as told:
+        load_images("folder", tmp_path, image_size=32)
+    assert str(told.value) == (
+        f"{tmp_path / 'val'} has 2 images, too few to be cut into val and test: put at least 5 "
+        f"there, or the test images into {tmp_path / 'test'}"
+    )
+    made.write_folders(tmp_path, parts={"train": 6, "val": 2, "test": 2}, classes=2)
+    assert len(load_images("folder", tmp_path, image_size=32).val) == 2
+
+
 def test_parts_of_other_classes_are_refused(tmp_path):
     made.write_folders(tmp_path)
     (tmp_path / "test" / "kind_2").rename(tmp_path / "test" / "cat")
@@ -132,15 +168,38 @@ def test_more_memory_than_allowed_is_refused_before_reading(tmp_path):
     made.write_folders(tmp_path)
     for path in tmp_path.rglob("*.png"):
         path.write_bytes(b"never read")
-    with pytest.raises(InputError, match=r"36 images of 8000 x 8000 pixels take 6.4 GiB .*=2"):
+    with pytest.raises(InputError) as told:
         load_images("folder", tmp_path, image_size=8000, memory_gib=2)
+    assert str(told.value) == (
+        "36 images of 8000 x 8000 pixels take 6.4 GiB of memory, above memory_gib=2 of "
+        "load_images: give a smaller image_size or fewer images (in Python, a larger memory_gib)"
+    )
 
 
-@pytest.mark.parametrize(("size", "resize"), [(0, None), (-3, None), (32, 16)])
-def test_sizes_that_cannot_be_cut_are_refused(tmp_path, size, resize):
+@pytest.mark.parametrize("limit", [0, -1.0, float("nan"), "16", True, None], ids=repr)
+def test_a_limit_that_is_no_number_is_refused(tmp_path, limit):
     made.write_folders(tmp_path)
-    with pytest.raises(InputError, match=f"image_size={size}, resize="):
-        load_images("folder", tmp_path, image_size=size, resize=resize)
+    told = f"load_images: memory_gib is {limit!r}: give a number above 0"
+    with pytest.raises(InputError, match=told):
+        load_images("folder", tmp_path, image_size=32, memory_gib=limit)
+
+
+def test_a_resize_below_the_size_is_refused(tmp_path):
+    made.write_folders(tmp_path)
+    with pytest.raises(InputError, match="image_size=32, resize=16: give a resize that is not"):
+        load_images("folder", tmp_path, image_size=32, resize=16)
+
+
+@pytest.mark.parametrize("given", [0, -3, (32, 32), "32", 32.5, 32.0, True], ids=repr)
+def test_sizes_are_whole_numbers(tmp_path, given):
+    made.write_folders(tmp_path)
+    told = re.escape(f"{given!r}: give a whole number from 1 up")
+    with pytest.raises(InputError, match=f"load_images: image_size is {told}"):
+        load_images("folder", tmp_path, image_size=given, resize=40)
+    with pytest.raises(InputError, match=f"load_images: image_size is {told}"):
+        load_images("folder", tmp_path, image_size=given)
+    with pytest.raises(InputError, match=f"load_images: resize is {told}"):
+        load_images("folder", tmp_path, image_size=32, resize=given)
 
 
 def test_the_size_must_be_given(tmp_path):

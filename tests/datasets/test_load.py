@@ -21,6 +21,14 @@ def test_a_folder_that_is_not_there_is_named(tmp_path, name):
         load_images(name, tmp_path / "nowhere", image_size=8 if name == "folder" else None)
 
 
+def test_a_file_in_place_of_a_folder_is_said(tmp_path):
+    written = made.write_folders(tmp_path, parts={"train": 3, "test": 3})
+    image = sorted((written.folder / "train" / "kind_0").iterdir())[0]
+    with pytest.raises(InputError) as told:
+        load_images("folder", image, image_size=32)
+    assert str(told.value) == f"{image} is a file: give the folder of the data set"
+
+
 def test_what_was_looked_for_is_listed(tmp_path):
     with pytest.raises(InputError) as told:
         load_images("cifar10", tmp_path)

@@ -1,6 +1,7 @@
 """The published cuts against the published steps, done literally."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -75,15 +76,42 @@ def test_the_cut_of_imagenet_is_the_published_one(n):
     assert found_test.tolist() == list(test.indices)
 
 
-@pytest.mark.parametrize("val", [0, -1, 10, 11])
+@pytest.mark.parametrize("val", [10, 11])
 def test_a_cut_that_leaves_nothing_is_refused(val):
     with pytest.raises(InputError, match=f"val={val} of n=10 .* from 1 to 9"):
         published_split(10, val)
     data = ImageData("x", ("a", "b"), numbered(10), numbered(4))
     with pytest.raises(InputError, match=f"split: val={val} of 10 training images"):
         split(data, val=val)
-    with pytest.raises(InputError, match="at least 5"):
+    with pytest.raises(InputError, match="imagenet_split: n is 4: give a whole number from 5 up"):
         imagenet_split(4)
+
+
+@pytest.mark.parametrize("val", [0, -1, 1.5, 2.0, "6", True, (6,)], ids=repr)
+def test_only_whole_numbers_of_images_are_cut(val):
+    told = re.escape(f"split: val is {val!r}: give a whole number from 1 up")
+    with pytest.raises(InputError, match=f"^published_{told}"):
+        published_split(10, val)
+    for part in (None, numbered(3)):
+        with pytest.raises(InputError, match=f"^{told}"):
+            split(ImageData("x", ("a", "b"), numbered(10), numbered(4), part), val=val)
+
+
+@pytest.mark.parametrize("held_out", [-1, 5.5, 0.0, "5", False, None], ids=repr)
+def test_only_whole_numbers_of_images_are_held_out(held_out):
+    told = re.escape(f"split: held_out is {held_out!r}: give a whole number from 0 up")
+    with pytest.raises(InputError, match=told):
+        split(ImageData("x", ("a", "b"), numbered(30), numbered(4)), val=5, held_out=held_out)
+
+
+@pytest.mark.parametrize("n", [10.5, "10", True, 1], ids=repr)
+def test_only_whole_numbers_of_images_are_shuffled(n):
+    with pytest.raises(
+        InputError, match=f"published_split: n is {n!r}: give a whole number from 2"
+    ):
+        published_split(n, 1)
+    with pytest.raises(InputError, match=f"imagenet_split: n is {n!r}: give a whole number from 5"):
+        imagenet_split(n)
 
 
 def test_a_data_set_without_val_is_cut_as_published():
@@ -121,7 +149,7 @@ def test_the_held_out_images_come_from_train_and_leave_val_alone():
     )
 
 
-@pytest.mark.parametrize("held_out", [-1, 270, 300])
+@pytest.mark.parametrize("held_out", [270, 300])
 def test_a_held_out_part_that_leaves_nothing_is_refused(held_out):
     data = ImageData("x", ("a", "b"), numbered(300), numbered(7))
     with pytest.raises(InputError, match=f"held_out={held_out} of 270 .* at most 269"):

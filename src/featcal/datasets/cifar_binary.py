@@ -107,16 +107,23 @@ def read_archive(archive: Archive, path: Path) -> ImageData:
     try:
         for name, content in _members(path, wanted):
             found[name.rpartition("/")[2]] = content
+    except PermissionError:  # the file may be whole; `load_images` speaks of permissions
+        raise
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
-        raise InputError(
-            f"{path} is not a whole .tar.gz file ({error}): remove it and download it again"
-        ) from error
+        raise InputError(f"{path} {_not_whole(archive, path, error)}") from error
     if len(found) < len(wanted):
         missing = sorted(name for name in wanted if name.rpartition("/")[2] not in found)
         raise InputError(
             f"{path} has no {', '.join(missing)}: it is not {archive.url}; download that one"
         )
     return _data(archive, found, path)
+
+
+def _not_whole(archive: Archive, path: Path, error: Exception) -> str:
+    """Advises to remove what was downloaded, by its name, and never any other file."""
+    if path.name == archive.file:
+        return f"is not a whole .tar.gz file ({error}): remove it and download it again"
+    return f"is not a .tar.gz of CIFAR's binary files ({error}): give that, or a folder"
 
 
 def _members(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Bytes = npt.NDArray[np.uint8]
+WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
 DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,12 +46,21 @@ def decoded(path: Path, prepare: Callable[[Image], Image] | None = None) -> Byte
 
     try:
         with Image.open(path) as file:
+            _check_depth(path, file.mode)
             image = file.convert("RGB")
+    except (InputError, PermissionError):  # no damage; `load_images` speaks of permissions
+        raise
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(
             f"{path} cannot be read as an image ({error}): copy it again or remove it"
         ) from error
     return np.array(image if prepare is None else prepare(image))
+
+
+def _check_depth(path: Path, mode: str) -> None:
+    """Refuses pixels that pillow would cut off at 255 without a word."""
+    if mode.startswith(WIDE):
+        raise InputError(f"{path} has 16-bit or float pixels: save it with 8 bits a channel")
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from pathlib import Path
 from typing import BinaryIO
@@ -23,9 +25,8 @@ def download(archive: Archive, folder: Path) -> Path:
     Raises:
         InputError: where the site is out of reach or sends another file; nothing is left behind.
     """
-    _make(folder)
     path = folder / archive.file
-    with new_file(path) as temporary:
+    with _made(folder), new_file(path) as temporary:
         try:
             with urlopen(archive.url, timeout=SECONDS) as answer, temporary.open("wb") as out:
                 size = int(answer.headers.get("Content-Length") or 0)
@@ -41,6 +42,20 @@ def download(archive: Archive, folder: Path) -> Path:
                 "removed: download it again, or put the right file there by hand"
             )
     return path
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Makes a folder where there is none, and removes what it made where the work within fails."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        _make(folder)
+        yield
+    except BaseException:
+        for path in new:
+            with suppress(OSError):  # never made, or no longer empty
+                path.rmdir()
+        raise
 
 
 def _make(folder: Path) -> None:

@@ -7,17 +7,19 @@ it is val and the rest is test, by the published cut (`imagenet_split`).
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
 
+from featcal.core.arguments import check_whole
 from featcal.core.errors import InputError
 from featcal.datasets.decode import decoded, in_threads, need_pillow
 from featcal.datasets.images import ImageData, Images
-from featcal.datasets.split import IMAGENET_SEED, imagenet_split
+from featcal.datasets.split import IMAGENET_SEED, LEAST_FIFTH, imagenet_split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,13 +48,9 @@ def read_folders(
         memory_gib: The most memory that the pixels may take.
     """
     need_pillow()
-    side = PUBLISHED_RESIZE.get(image_size, image_size) if resize is None else resize
-    if not 0 < image_size <= side:
-        raise InputError(
-            f"image_size={image_size}, resize={side}: give an image_size of at least 1 and a "
-            "resize that is not below it"
-        )
+    side = _side(image_size, resize)
     listings = _listings(folder)
+    _check_val_alone(folder, listings)
     _check_memory(listings, image_size, memory_gib)
     classes = tuple(listings["train"])
     parts = {
@@ -60,6 +58,20 @@ def read_folders(
         for part, listing in listings.items()
     }
     return _data(folder.resolve().name, classes, parts)
+
+
+def _side(image_size: int, resize: int | None) -> int:
+    """What the shorter side becomes."""
+    check_whole("load_images", 1, image_size=image_size)
+    if resize is None:
+        return PUBLISHED_RESIZE.get(image_size, image_size)
+    check_whole("load_images", 1, resize=resize)
+    if resize < image_size:
+        raise InputError(
+            f"load_images: image_size={image_size}, resize={resize}: give a resize that is not "
+            "below image_size"
+        )
+    return resize
 
 
 def _data(name: str, classes: tuple[str, ...], parts: dict[str, Images]) -> ImageData:
@@ -101,7 +113,20 @@ def _listings(folder: Path) -> dict[str, Listing]:
                 f"{folder / part} and {folder / 'train'} have not the same classes (in one alone: "
                 f"{', '.join(other[:5])}): give every part the same folders"
             )
+    if len(listings["train"]) == 1:
+        (name,) = listings["train"]
+        raise InputError(f"{folder / 'train'} has one class ({name}): give at least two folders")
     return listings
+
+
+def _check_val_alone(folder: Path, listings: dict[str, Listing]) -> None:
+    """Refuses a val/ that must give the test images, too, and has too few for both."""
+    count = sum(map(len, listings.get("val", {}).values()))
+    if "test" not in listings and count < LEAST_FIFTH:
+        raise InputError(
+            f"{folder / 'val'} has {count} images, too few to be cut into val and test: put at "
+            f"least {LEAST_FIFTH} there, or the test images into {folder / 'test'}"
+        )
 
 
 def _listing(part: Path) -> Listing | None:
@@ -122,17 +147,28 @@ def _listing(part: Path) -> Listing | None:
 
 
 def _image_files(folder: Path) -> list[Path]:
-    files = (path for path in folder.rglob("*") if path.suffix.lower() in ENDS)
+    # Not rglob, which leaves out what it may not read without a word.
+    found = (
+        Path(top) / name for top, _, names in os.walk(folder, onerror=_refuse) for name in names
+    )
+    files = (path for path in found if path.suffix.lower() in ENDS)
     return sorted(path for path in files if path.name[0] != "." and path.is_file())
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise error
 
 
 def _check_memory(listings: dict[str, Listing], size: int, limit: float) -> None:
     count = sum(len(files) for listing in listings.values() for files in listing.values())
+    if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not limit > 0:
+        raise InputError(f"load_images: memory_gib is {limit!r}: give a number above 0")
     needed = count * size * size * 3 / GIB
     if needed > limit:
         raise InputError(
             f"{count} images of {size} x {size} pixels take {needed:.1f} GiB of memory, above "
-            f"memory_gib={limit}: give a smaller image_size, fewer images, or a larger memory_gib"
+            f"memory_gib={limit} of load_images: give a smaller image_size or fewer images (in "
+            "Python, a larger memory_gib)"
         )
 
 

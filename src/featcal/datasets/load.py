@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from featcal.core.errors import InputError
@@ -44,12 +46,12 @@ def load_images(
         memory_gib: The most memory that image files may take as pixels.
 
     Raises:
-        InputError: where the folder has no such data set, or only a part of it.
+        InputError: where the folder has no such data set, only a part of it, or cannot be read.
     """
     if name not in NAMES:
         raise InputError(f"name={name!r} is no data set: give one of {', '.join(NAMES)}")
     path = Path(folder).expanduser()
-    with shown():
+    with shown(), _permission_asked(path):
         if name == "folder":
             return _image_files(path, download, image_size, resize, memory_gib)
         if image_size is not None or resize is not None:
@@ -58,6 +60,16 @@ def load_images(
                 "leave them out"
             )
         return _cifar(ARCHIVES[name], path, download)
+
+
+@contextmanager
+def _permission_asked(path: Path) -> Iterator[None]:
+    """Names the file or folder that may not be read, wherever it was met."""
+    try:
+        yield
+    except PermissionError as error:
+        where = error.filename or path
+        raise InputError(f"{where} cannot be read: check its permissions") from error
 
 
 def _image_files(
@@ -130,5 +142,7 @@ def _nothing(archive: Archive, path: Path) -> str:
 
 
 def _check_folder(path: Path) -> None:
+    if path.is_file():
+        raise InputError(f"{path} is a file: give the folder of the data set")
     if not path.is_dir():
         raise InputError(f"folder {path} does not exist: give the folder of the data set")

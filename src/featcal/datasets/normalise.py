@@ -65,7 +65,8 @@ class Normalisation:
         if not bool((std > 0).all()):
             raise InputError(
                 f"Normalisation.measured: std is {tuple(std.tolist())}, a channel is the same in "
-                "every pixel: give the values with Normalisation(mean, std)"
+                "every pixel of the images: check them, or in Python give the values with "
+                "Normalisation(mean, std)"
             )
         return cls(_triple(mean), _triple(std))
 

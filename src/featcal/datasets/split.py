@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from featcal.core.arguments import check_whole
 from featcal.core.errors import InputError
 from featcal.datasets.images import ImageData, Images, Splits
 
 PUBLISHED_VAL = 5000
 CIFAR_SEED = 1
 IMAGENET_SEED = 42
+LEAST_FIFTH = 5  # images, below which a fifth of them is none
 BY_SEED = f"by numpy's legacy seed {CIFAR_SEED}"
 
 
@@ -31,10 +33,12 @@ def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, 
     Returns:
         The indices to train on, and those of val, both in the order of the shuffle.
     """
-    if not 0 < val < n:
+    check_whole("published_split", 2, n=n)
+    check_whole("published_split", 1, val=val)
+    if val >= n:
         raise InputError(
-            f"published_split: val={val} of n={n} images leaves nothing to train on or nothing "
-            f"to calibrate on: give a val from 1 to {n - 1}"
+            f"published_split: val={val} of n={n} images leaves nothing to train on: give a val "
+            f"from 1 to {n - 1}"
         )
     order = list(range(n))  # a list as in the published code
     np.random.RandomState(CIFAR_SEED).shuffle(order)
@@ -44,8 +48,7 @@ def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, 
 
 def imagenet_split(n: int = 50_000) -> tuple[Tensor, Tensor]:
     """The published cut of ImageNet's validation images: the indices of val and of test."""
-    if n < 5:
-        raise InputError(f"imagenet_split: n={n} images have no fifth for val: give at least 5")
+    check_whole("imagenet_split", LEAST_FIFTH, n=n)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(IMAGENET_SEED))
     return order[: n // 5], order[n // 5 :]
 
@@ -61,8 +64,11 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
             cut from what would be trained on, never from val.
 
     Raises:
-        InputError: where the counts leave nothing to train on.
+        InputError: where the counts leave nothing to train on, or are no whole numbers.
     """
+    check_whole("split", 0, held_out=held_out)
+    if val is not None:
+        check_whole("split", 1, val=val)
     rest, val_index, how = _train_and_val(data, val)
     train, held_index = _held_out(rest, held_out)
     if held_index is not None:
@@ -91,10 +97,10 @@ def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | N
             )
         return torch.arange(len(data.train)), None, data.how
     count, images = PUBLISHED_VAL if val is None else val, len(data.train)
-    if not 0 < count < images:
+    if count >= images:
         raise InputError(
-            f"split: val={count} of {images} training images leaves nothing to train on or "
-            f"nothing to calibrate on: give a val from 1 to {images - 1}"
+            f"split: val={count} of {images} training images leaves nothing to train on: give "
+            f"a val from 1 to {images - 1}"
         )
     train, index = published_split(images, count)
     how = f"val: the first {count} of {images} training images, shuffled {BY_SEED}"
@@ -104,7 +110,7 @@ def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | N
 def _held_out(train: Tensor, held_out: int) -> tuple[Tensor, Tensor | None]:
     if held_out == 0:
         return train, None
-    if not 0 < held_out < len(train):
+    if held_out >= len(train):
         raise InputError(
             f"split: held_out={held_out} of {len(train)} images to train on: give 0 (none) or at "
             f"most {len(train) - 1}"
