@@ -96,6 +96,40 @@ def test_what_people_read(project):
         assert shown["test"][name] == pytest.approx(found[name], abs=1e-6)
 
 
+def test_what_to_type_next_can_be_typed_without_a_linear_layer(project):
+    said = done(*words("run", "--head", "2", network="train_nets:bare")).out
+    assert "no linear" not in said
+    *_, last = said.splitlines()
+    assert last.split(" or: ")[1] == "featcal fit run/pack temperature -o cal.safetensors"
+    done(*last.split()[2:])
+
+
+OWN_LOSS = """
+from dataclasses import dataclass
+from featcal.losses import RowLoss
+from train_nets import tiny
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Missed(RowLoss):
+    name = "missed"
+    title = "Missed"
+
+    def rows(self, logits, labels):
+        return 1 - logits.softmax(1).gather(1, labels[:, None])[:, 0]
+"""
+
+
+def test_a_loss_of_ones_own_comes_with_the_module_of_the_network(project):
+    (project / "own_loss.py").write_text(OWN_LOSS)
+    try:
+        done(*words("run", "--loss", "missed(reduction='sum')", network="own_loss:tiny"))
+    finally:
+        LOSSES.pop("missed", None)
+    assert (
+        json.loads((project / "run" / "run.json").read_text())["loss"] == "missed(reduction='sum')"
+    )
+
+
 def test_epochs_that_are_not_watched_have_no_line(project):
     said = done(*words("run", "--watch-every", "2", epochs=5)).out
     assert [w for w in said.split() if w.endswith("/5")] == ["2/5", "4/5", "5/5"]

@@ -170,6 +170,15 @@ def test_a_folder_has_one_writer(tmp_path):
         assert (tmp_path / LOCK).exists()
 
 
+def test_a_folder_that_cannot_be_written_to_says_so(tmp_path, monkeypatch):
+    def denied(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", denied)
+    with pytest.raises(InputError, match="cannot be written to: check its permissions"):
+        locked(tmp_path).__enter__()
+
+
 def test_a_lock_that_was_removed_meanwhile_counts_for_nothing(tmp_path, monkeypatch):
     """The one before removes its lock file after we opened it: the lock we get is on nothing."""
     fcntl = pytest.importorskip("fcntl")

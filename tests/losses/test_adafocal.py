@@ -194,6 +194,16 @@ def test_a_diverged_network_is_told(bad, batch):
         AdaFocal().updated(logits, labels)
 
 
+@pytest.mark.parametrize("label", [-100, -1, 5])
+def test_the_update_refuses_labels_without_a_class(label, batch):
+    logits, labels = torch.randn(8, 5), torch.zeros(8, dtype=torch.int64)
+    labels[3] = label
+    with pytest.raises(
+        InputError, match=r"labels hold -?\d+ to \d: give class numbers from 0 to 4"
+    ):
+        AdaFocal().updated(logits, labels)
+
+
 def test_the_update_checks_shapes(batch):
     logits, labels = batch(20)
     with pytest.raises(InputError, match=r"adafocal: labels are torch.int64 of shape"):

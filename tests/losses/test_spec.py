@@ -94,6 +94,7 @@ def test_defaults_are_not_repeated():
     ("text", "says"),
     [
         ("focl", "no loss is called 'focl'; did you mean focal[?] There are adafocal, brier, ce"),
+        ("cross_entropy", "no loss is called 'cross_entropy'; did you mean ce[?]"),
         ("xyz", "no loss is called 'xyz'; there are adafocal"),
         ("focal(3)", r"focal takes arguments by name only, as in focal\(gamma=3.0, reduction"),
         ("focal(g=3)", r"focal has no argument 'g': it takes gamma=3.0, reduction='mean'$"),

@@ -31,6 +31,15 @@ def test_an_option_that_this_torch_lacks_is_left_out(monkeypatch):
     torch.compile(torch.nn.Linear(2, 2), options=known)  # which refuses what it does not know
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_forward_pass_is_in_the_precision_asked_for(precision):
+    model, seen = small(), set()
+    model.conv.register_forward_hook(lambda _, __, out: seen.add((model.training, out.dtype)))
+    trained(model, engine=Engine.best("cpu", precision=precision))
+    assert {dtype for training, dtype in seen if training} == {getattr(torch, precision)}
+    assert all(weight.dtype == torch.float32 for weight in model.parameters())
+
+
 @pytest.mark.skipif(
     not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler"
 )

@@ -59,6 +59,11 @@ def test_mixing_weights_follow_the_beta_distribution():
     assert weight.var() == pytest.approx(0.25 / 2, abs=0.01)  # of Beta(a, a): 1 / (8a + 4)
 
 
+def test_mixing_weights_differ_from_epoch_to_epoch():
+    one, two = (Plan.of(Recipe(mixup=0.5, batch=10), e, 100).rows.weight for e in (0, 1))
+    assert not torch.equal(one, two)
+
+
 def test_global_random_states_are_left_alone():
     torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
     Plan.of(Recipe(mixup=0.2), 3, 100)

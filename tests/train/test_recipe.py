@@ -48,6 +48,10 @@ def test_the_budget_keeps_the_shape():
     assert rates == [0.1] * 14 + [0.01] * 10 + [0.001] * 10
 
 
+def test_a_budget_is_rounded_to_the_nearest_epoch():
+    assert [Recipe().scaled(budget).epochs for budget in (0.0999, 0.1, 0.1011)] == [35, 35, 35]
+
+
 def test_a_tiny_budget_is_one_epoch_that_still_trains():
     tiny = Recipe().scaled(1e-9)
     assert tiny.epochs == 1
@@ -84,7 +88,7 @@ def test_a_warm_up_that_is_asked_for_is_kept_and_scaled_down_with_the_run():
 
 @pytest.mark.parametrize("budget", [0, -1, 1.5, math.nan])
 def test_a_budget_that_is_no_part_is_refused(budget):
-    with pytest.raises(InputError, match="budget is"):
+    with pytest.raises(InputError, match=r"budget is .*: give a part above 0 and at most 1"):
         Recipe().scaled(budget)
 
 
@@ -94,6 +98,12 @@ def test_warm_up_rises_to_the_rate_without_a_step_of_zero():
     assert 0 < rates[0] < rates[1]
     assert rates == sorted(rates)
     assert recipe.rate_at(2) == recipe.lr
+
+
+def test_cosine_falls_from_the_end_of_the_warm_up():
+    recipe = Recipe(epochs=11, warmup=1, schedule="cosine")
+    assert recipe.rate_at(1) == recipe.lr
+    assert recipe.rate_at(6) == pytest.approx(recipe.lr / 2)
 
 
 def test_cosine_ends_near_zero_and_is_half_at_half():
@@ -134,6 +144,7 @@ def test_published_losses_are_sums_but_for_brier():
     assert published_loss(CE()).reduction == "sum"
     assert published_loss(Focal(gamma=2.0)) == Focal(gamma=2.0, reduction="sum")
     assert published_loss(Brier()).reduction == "mean"
+    assert published_loss(Brier(reduction="sum")).reduction == "mean"
 
 
 def test_the_published_recipe_clips_gradients_and_does_not_warm_up():

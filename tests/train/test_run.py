@@ -10,9 +10,10 @@ from tiny import HALF, RECIPE, made_images, made_splits, same, small, trained, w
 
 from featcal import InputError
 from featcal.core.progress import listen
-from featcal.losses import AdaFocal, FLSc, Focal, parse_loss
+from featcal.datasets import Normalisation, normalisations
+from featcal.losses import CE, AdaFocal, FLSc, Focal, parse_loss
 from featcal.metrics import accuracy, ece, nll
-from featcal.train import Epoch, Recipe
+from featcal.train import Epoch, Recipe, train
 from featcal.train import run as loop
 
 
@@ -98,6 +99,20 @@ def test_adafocal_adapts_after_every_epoch(monkeypatch):
     assert torch.equal(loss.gammas, AdaFocal().gammas)  # the caller's own is as it was
 
 
+def test_adafocal_looks_at_held_out_rows_alone(monkeypatch):
+    seen, updated = [], AdaFocal.updated
+
+    def noted(self, logits, labels):
+        seen.append(labels)
+        return updated(self, logits, labels)
+
+    monkeypatch.setattr(AdaFocal, "updated", noted)
+    splits = made_splits(val=30, held_out=30)
+    trained(loss=AdaFocal(), splits=splits)
+    assert len(seen) == 3
+    assert all(torch.equal(labels, splits.held_out.labels) for labels in seen)
+
+
 def test_a_scheduled_loss_changes_with_the_epochs(monkeypatch):
     seen = []
     kept = loop.Trainer._epoch
@@ -147,6 +162,38 @@ def test_the_rate_of_an_epoch_is_its_highest(schedule):
     rates = [epoch.rate for epoch in history]
     assert rates[0] == recipe.rate_at(6 / 7)  # seven steps, the last the highest
     assert rates[1:] == [recipe.rate_at(epoch) for epoch in range(1, 5)]
+
+
+def test_every_step_is_taken_at_its_rate(monkeypatch):
+    seen, take = [], loop.Step.__call__
+
+    def noted(self, rows):
+        seen.append(self.optimizer.param_groups[0]["lr"])
+        return take(self, rows)
+
+    monkeypatch.setattr(loop.Step, "__call__", noted)
+    recipe = replace(RECIPE, epochs=5, warmup=1)
+    trained(recipe=recipe)
+    assert seen == [recipe.rate_at(epoch + step / 7) for epoch in range(5) for step in range(7)]
+
+
+def test_a_model_in_eval_mode_is_trained_like_any_other():
+    assert same(weights_of(trained(model=small().eval())[0]), weights_of(trained()[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("cifar100", normalisations("cifar100")[0]),
+        ("made", Normalisation.measured(made_splits().train)),
+    ],
+)
+def test_pixels_are_normalised_as_published_or_as_measured(name, own):
+    splits = replace(made_splits(), name=name)
+    found, expected = small(), small()
+    train(found, splits, CE(), RECIPE)
+    train(expected, splits, CE(), RECIPE, normalise=own)
+    assert same(weights_of(found), weights_of(expected))
 
 
 def test_progress_counts_the_steps_of_all_epochs():

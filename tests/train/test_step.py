@@ -127,3 +127,13 @@ def test_adamw_moves_every_weight():
     before = weights_of(small())
     after = weights_of(stepped(Recipe(batch=16, optimizer="adamw", lr=1e-2), CE())[0])
     assert all(not torch.equal(before[key], after[key]) for key in before)
+
+
+@pytest.mark.parametrize("network", ["wrn16x4", "vit"])
+def test_the_optimiser_has_what_the_recipe_says(network):
+    recipe = Recipe.for_network(network)
+    (group,) = optimizer_of(small(), recipe).param_groups
+    assert group["weight_decay"] == recipe.weight_decay == {"wrn16x4": 5e-4, "vit": 0.05}[network]
+    assert group["lr"] == recipe.lr
+    assert not group.get("nesterov")
+    assert group.get("momentum", recipe.momentum) == recipe.momentum

@@ -19,6 +19,7 @@ from featcal.cli.commands import print_json
 from featcal.cli.train_request import TrainRequest
 from featcal.core import dist
 from featcal.core.errors import InputError
+from featcal.data import Pack
 from featcal.data.collect import collect
 from featcal.datasets import Splits
 from featcal.report.columns import COLUMNS
@@ -65,7 +66,8 @@ class Job:
         pixels, model = request.normalise(splits), request.build(splits)
         if not request.no_pack:
             two = splits.val.rows(torch.arange(min(2, len(splits.val))))
-            collect(model, Batches(two, pixels[0], torch.device("cpu")), head=request.head)
+            with _or_no_pack():
+                collect(model, Batches(two, pixels[0], torch.device("cpu")), head=request.head)
         return cls(request, splits, pixels, model, engine, aloud)
 
     def trained(self) -> tuple[Epoch, ...]:
@@ -138,8 +140,9 @@ class Job:
         request, model = self.request, self.model
         with _bar():
             scores = scores_of(model, self.splits, self.pixels)
+            pack = None
             if not request.no_pack:
-                write_pack_of(
+                pack = write_pack_of(
                     model,
                     self.splits,
                     request.output,
@@ -153,7 +156,7 @@ class Job:
             print_json({**record, "output": str(request.output)})
             return
         tables.console().print(_scores_table(scores))
-        for line in _conclusion(request):
+        for line in _conclusion(request, pack):
             tables.say(line)
 
 
@@ -185,6 +188,17 @@ def _in_options() -> Iterator[None]:
         raise InputError(error.sentence("--lr", "--clip-norm")) from error
 
 
+@contextmanager
+def _or_no_pack() -> Iterator[None]:
+    """What to type for a network whose features cannot be had."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(
+            f"{error}; here: --head PATH, or --no-pack to train without a pack"
+        ) from error
+
+
 def _read(request: TrainRequest) -> Splits:
     """The images; of several processes the first downloads them, and the others find them there."""
     splits = request.splits() if dist.rank() == 0 or not request.download else None
@@ -207,11 +221,12 @@ def _scores_table(scores: dict[str, dict[str, float]]) -> Table:
     return table
 
 
-def _conclusion(request: TrainRequest) -> Iterator[str]:
+def _conclusion(request: TrainRequest, pack: Pack | None) -> Iterator[str]:
     """What lies where, and what to type next."""
     yield f"Wrote {request.output}"
-    if request.no_pack:
+    if pack is None:
         return
-    pack = shlex.quote(str(request.output / PACK))
-    yield f"Next: featcal compare {pack}"
-    yield f'  or: featcal fit {pack} "clip | temperature" -o cal.safetensors'
+    path = shlex.quote(str(request.output / PACK))
+    recipe = "temperature" if pack.manifest.head is None else '"clip | temperature"'
+    yield f"Next: featcal compare {path}"
+    yield f"  or: featcal fit {path} {recipe} -o cal.safetensors"

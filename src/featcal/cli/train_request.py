@@ -66,6 +66,7 @@ class TrainRequest:
         """Refuses what cannot be done; whether a run is there to go on with."""
         going_on = check_folder(self.output)
         self._check_data()
+        self._check_network()  # first: its module may hold a loss of the user's own
         loss, recipe = self.loss, self.recipe
         if recipe.smoothing and not loss.soft_targets:
             raise InputError(
@@ -73,7 +74,6 @@ class TrainRequest:
                 "numbers alone: leave it out, or choose a loss such as ce"
             )
         self.engine()
-        self._check_network()
         return going_on
 
     def _check_data(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Generic, TypeVar, final
 
@@ -43,6 +43,7 @@ class Reader(Generic[Made]):
         grammar: what to write, said where a text does not parse.
         pieces: what a text may consist of, said where a piece is none of these.
         arguments: what a known thing may be given, with defaults.
+        meant: what people write who mean a known name that looks otherwise.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Reader(Generic[Made]):
     grammar: str
     pieces: str
     arguments: Callable[[Callable[..., Made]], Mapping[str, object]] = signature
+    meant: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, text: str, build: Callable[[ast.expr, str], Made] | None = None) -> Made:
         """What the text describes.
@@ -127,7 +129,7 @@ class Reader(Generic[Made]):
 
     def _find(self, name: str, text: str) -> Callable[..., Made]:
         if name not in self.known:
-            near = _nearest(name, self.known)
+            near = [self.meant[name]] if name in self.meant else _nearest(name, self.known)
             meant = f"did you mean {near[0]}? There are" if near else "there are"
             raise InputError(
                 f"{self.text} {shown(text)}: no {self.item} is called {name!r}; {meant} "

@@ -91,7 +91,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     while True:
-        file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        file = _opened_lock(folder)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -106,6 +106,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def _opened_lock(folder: Path) -> int:
+    try:
+        return os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    except PermissionError as error:
+        raise InputError(
+            f"{folder} cannot be written to: check its permissions or choose another name"
+        ) from error
 
 
 def _is_still(file: int, path: Path) -> bool:

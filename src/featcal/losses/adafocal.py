@@ -106,6 +106,11 @@ class AdaFocal(RowLoss):
             labels: (n,) int64.
         """
         self.check(logits, labels)
+        if not bool(((labels >= 0) & (labels < logits.shape[1])).all()):
+            raise InputError(
+                f"{self.name}: labels hold {int(labels.min())} to {int(labels.max())}: give class "
+                f"numbers from 0 to {logits.shape[1] - 1}"
+            )
         confidence, right = top_label(widened(logits), labels)
         if not bool(confidence.isfinite().all()):
             raise InputError(f"{self.name}: logits hold NaN or infinity: has training diverged?")

@@ -21,6 +21,7 @@ READER: Reader[TrainingLoss] = Reader(
     grammar="one loss, for example 'focal(gamma=3)'",
     pieces="the name of one loss and literal keyword arguments",
     arguments=_arguments,
+    meant=dict.fromkeys(("cross_entropy", "crossentropy", "CrossEntropyLoss", "nll"), "ce"),
 )
 
 

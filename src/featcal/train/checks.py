@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import final
 
@@ -13,18 +12,19 @@ from featcal.core import dist
 from featcal.core.arguments import check_whole
 from featcal.core.errors import InputError
 from featcal.core.fitting import undisturbed
-from featcal.datasets import Splits
+from featcal.datasets import Normalisation, Splits
 from featcal.losses import TrainingLoss
+from featcal.train.engine import Engine
 from featcal.train.recipe import Recipe
 from featcal.train.watch import Batches
 
 
 @final
 class Diverged(InputError):
-    """A run whose loss is no number any more; nothing that goes on from it can be."""
+    """A run whose numbers are none any more; nothing that goes on from it can be."""
 
-    def __init__(self, loss: float, epoch: int, recipe: Recipe, folder: Path | None) -> None:
-        self.loss, self.epoch, self.recipe, self.folder = loss, epoch, recipe, folder
+    def __init__(self, what: str, epoch: int, recipe: Recipe, folder: Path | None) -> None:
+        self.what, self.epoch, self.recipe, self.folder = what, epoch, recipe, folder
         super().__init__(self.sentence("lr", "clip_norm"))
 
     def sentence(self, lr: str, clip_norm: str) -> str:
@@ -35,16 +35,37 @@ class Diverged(InputError):
         # Another recipe cannot go on from the checkpoint, and the same one would end here again.
         way = f"; and remove {self.folder}, which holds this run, or choose another"
         return (
-            f"the loss is {self.loss} after epoch {self.epoch}: lower {lr} ({self.recipe.lr:g}), "
+            f"{self.what} after epoch {self.epoch}: lower {lr} ({self.recipe.lr:g}), "
             f"or {clip}{way if self.folder else ''}"
         )
+
+
+# What people give by mistake has a name of its own, and this is what they meant.
+KINDS = {
+    "splits": (Splits, "the parts of the images, as in split(load_images('cifar10', 'data'))"),
+    "loss": (TrainingLoss, "a loss, such as CE() or parse_loss('ce')"),
+    "recipe": (Recipe, "a recipe, such as Recipe(epochs=35)"),
+    "engine": (Engine, "an engine, such as Engine.best('cpu')"),
+    "normalise": (Normalisation, "one normalisation, as in normalisations('cifar10')[0]"),
+}
+
+
+def check_kinds(**given: object) -> None:
+    """Refuses arguments of another kind than they must be."""
+    for name, value in given.items():
+        kind, remedy = KINDS[name]
+        if not isinstance(value, kind):
+            what = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+            raise InputError(f"{name} is {what}: give {remedy}")
 
 
 def check_request(splits: Splits, loss: TrainingLoss, recipe: Recipe) -> None:
     """Refuses a loss and a recipe that do not go together, or not with the rows."""
     rows = len(splits.train)
     if recipe.batch > rows:
-        raise InputError(f"recipe: batch is {recipe.batch}, and train has {rows} rows: lower it")
+        raise InputError(
+            f"batch is {recipe.batch}, and train has {rows} rows: give a batch of {rows} or fewer"
+        )
     if recipe.batch % dist.world():
         raise InputError(
             f"recipe: batch is {recipe.batch}: give a multiple of the {dist.world()} processes"
@@ -64,8 +85,9 @@ def check_request(splits: Splits, loss: TrainingLoss, recipe: Recipe) -> None:
 def check_pace(watch_every: int, checkpoint_every: float) -> None:
     """Refuses looks at val and checkpoints that would never come."""
     check_whole("train", 1, watch_every=watch_every)
-    if not checkpoint_every >= 0:
-        raise InputError(f"checkpoint_every is {checkpoint_every}: give seconds, from 0 up")
+    number = isinstance(checkpoint_every, (int, float))
+    if not number or not checkpoint_every >= 0:
+        raise InputError(f"checkpoint_every is {checkpoint_every!r}: give seconds, from 0 up")
 
 
 @torch.no_grad()
@@ -82,11 +104,18 @@ def check_logits(model: nn.Module, batches: Batches, classes: int) -> None:
             f"the model gives {given.shape[1]} logits, and there are {classes} classes: "
             f"build it for {classes}"
         )
+    if bool((given >= 0).all()) and torch.allclose(given.float().sum(1), torch.ones(1).to(given)):
+        raise InputError(
+            "the model gives probabilities (no number is negative, and each row adds up to 1): "
+            "leave its softmax out, for losses and calibrators take logits"
+        )
 
 
-def check_finite(loss: float, epoch: int, recipe: Recipe, checkpoint: Path | None) -> None:
-    """Ends a run that has diverged."""
-    if math.isfinite(loss):
+def check_finite(
+    found: Tensor, what: str, epoch: int, recipe: Recipe, checkpoint: Path | None
+) -> None:
+    """Ends a run that has diverged in an epoch, counted from 0."""
+    if bool(found.isfinite().all()):
         return
     kept = checkpoint is not None and checkpoint.exists()
-    raise Diverged(loss, epoch + 1, recipe, checkpoint.parent if checkpoint and kept else None)
+    raise Diverged(what, epoch + 1, recipe, checkpoint.parent if checkpoint and kept else None)

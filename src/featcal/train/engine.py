@@ -60,7 +60,7 @@ class Engine:
         place = _device(device)
         gpu = place.type == "cuda"
         if graph and (not gpu or dist.world() > 1):
-            raise InputError("graph is True: a CUDA graph needs one process on one GPU")
+            raise InputError("graph is True, and needs one process on a GPU: leave it out")
         name = ("bfloat16" if gpu else "float32") if precision is None else precision
         if name not in PRECISIONS:
             known = " or ".join(PRECISIONS)

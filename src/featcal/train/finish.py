@@ -70,7 +70,7 @@ def _loaders(model: nn.Module, splits: Splits, normalise: Pixels) -> dict[str, B
 
 
 def write_run(
-    folder: Path, model: nn.Module, history: Sequence[Epoch], facts: dict[str, Any]
+    folder: Path | str, model: nn.Module, history: Sequence[Epoch], facts: dict[str, Any]
 ) -> dict[str, Any]:
     """Writes the weights and then the record, and removes the checkpoint.
 
@@ -78,6 +78,7 @@ def write_run(
         InputError: where the folder holds a finished run; nothing is written then, for weights
             and record must be of one run.
     """
+    folder = Path(folder)
     check_unfinished(folder)
     weights = {key: value.detach().cpu().clone() for key, value in model.state_dict().items()}
     with new_file(folder / WEIGHTS, overwrite=True) as temporary:

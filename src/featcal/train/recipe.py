@@ -102,7 +102,7 @@ class Recipe:
         35
         """
         if not 0 < budget <= 1:
-            raise InputError(f"budget is {budget}: give a part of the epochs, from 0 to 1")
+            raise InputError(f"budget is {budget}: give a part above 0 and at most 1")
         return self.lasting(max(1, round(self.epochs * budget)))
 
     def lasting(self, epochs: int) -> Recipe:
@@ -161,7 +161,7 @@ class Recipe:
 
 def published_loss(loss: TrainingLoss) -> TrainingLoss:
     """The loss as the published networks were trained with it: a sum, but for Brier's mean."""
-    return loss if isinstance(loss, Brier) else replace(loss, reduction="sum")
+    return replace(loss, reduction="mean" if isinstance(loss, Brier) else "sum")
 
 
 def _check_range(

@@ -18,9 +18,16 @@ from featcal.core import dist
 from featcal.core.errors import InputError
 from featcal.core.progress import tell
 from featcal.datasets import Normalisation, Splits, normalisations
+from featcal.datasets.normalise import PUBLISHED
 from featcal.losses import TrainingLoss
 from featcal.train.checkpoint import Checkpoint, Position, fingerprints
-from featcal.train.checks import check_finite, check_logits, check_pace, check_request
+from featcal.train.checks import (
+    check_finite,
+    check_kinds,
+    check_logits,
+    check_pace,
+    check_request,
+)
 from featcal.train.engine import Engine
 from featcal.train.epoch import Epoch, Report
 from featcal.train.feed import Feed
@@ -44,7 +51,7 @@ def train(
     *,
     engine: Engine | None = None,
     normalise: Normalisation | None = None,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     checkpoint_every: float = EVERY,
     watch_every: int = 1,
     report: Report | None = None,
@@ -64,7 +71,8 @@ def train(
         loss: what to minimise.
         recipe: how.
         engine: where; the best there is without one.
-        normalise: of the pixels; the data set's own without it.
+        normalise: of the pixels; the published one of the data set without it, or that of the
+            training images where none is published.
         folder: where the checkpoint lies; None for no files at all. One with a finished run is
             refused.
         checkpoint_every: seconds between two checkpoints.
@@ -74,11 +82,14 @@ def train(
         about: more that must be the same for a killed run to go on, as JSON: the network's name.
     """
     engine = Engine.best() if engine is None else engine
+    check_kinds(splits=splits, loss=loss, recipe=recipe, engine=engine)
     check_request(splits, loss, recipe)
     check_pace(watch_every, checkpoint_every)
+    folder = None if folder is None else Path(folder)
     if folder is not None:
         check_place(folder)
-    pixels = normalisations(splits.name)[0] if normalise is None else normalise
+    pixels = _own(splits) if normalise is None else normalise
+    check_kinds(normalise=pixels)
     with _random_numbers(recipe.seed, engine.device), engine.at_work():
         trainer = Trainer(model, splits, loss, recipe, engine, pixels)
         trainer.settings |= about or {}
@@ -86,6 +97,12 @@ def train(
         if begun is not None and dist.rank() == 0:
             begun(going_on)
         return trainer.run(watch_every, report)
+
+
+def _own(splits: Splits) -> Normalisation:
+    """The published values of a data set that has some, or those of its training images."""
+    measure = None if splits.name in PUBLISHED else splits.train
+    return normalisations(splits.name, measure=measure)[0]
 
 
 @contextmanager
@@ -201,10 +218,13 @@ class Trainer:
         # What is over when processes share the last batch is seen by none of them.
         loss = total.item() / (self.rows - self.rows % self.recipe.batch % dist.world())
         seconds = monotonic() - started
-        path = None if self.checkpoint is None else self.checkpoint.path
-        check_finite(loss, epoch, self.recipe, path)
+        self._check_finite(torch.tensor(loss), f"the loss is {loss}")
         self._adapt()
         return Epoch(epoch + 1, max(rates), loss, seconds)
+
+    def _check_finite(self, found: Tensor, what: str) -> None:
+        path = None if self.checkpoint is None else self.checkpoint.path
+        check_finite(found, what, self.position.epoch, self.recipe, path)
 
     def _draw_as_at(self, epoch: int, step: int) -> None:
         """Gives every process but the first random numbers by its rank and the step.
@@ -244,8 +264,7 @@ class Trainer:
         """Lets the loss look at its own rows; every process must see the same network there."""
         self._same_statistics()
         if self.held_out is not None and self.loss.needs_held_out:
-            found = outputs(self.model, self.held_out, self.engine.precision)
-            adapted = self.loss.updated(*found).state()
+            adapted = self.loss.updated(*self._outputs(self.held_out)).state()
             for key, kept in self.loss.state().items():
                 kept.copy_(adapted[key])  # in place: a captured graph reads it where it lies
 
@@ -255,7 +274,13 @@ class Trainer:
                 torch_dist.broadcast(buffer, 0)
 
     def _watched(self) -> Watched:
-        return Watched.of(*outputs(self.model, self.val, self.engine.precision))
+        return Watched.of(*self._outputs(self.val))
+
+    def _outputs(self, batches: Batches) -> tuple[Tensor, Tensor]:
+        """Logits and labels; weights can be beyond all numbers before the mean loss is."""
+        logits, labels = outputs(self.model, batches, self.engine.precision)
+        self._check_finite(logits, "the network's outputs are NaN or infinite")
+        return logits, labels
 
     def _keep(self) -> None:
         if self.checkpoint is not None and dist.rank() == 0:
