@@ -13,9 +13,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet -c constraints.txt
+# Modules are compiled when they are imported, into a folder of their own: of ten thousand few are, and compiling all takes
+# longer than the download.
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
-export PYTHONDONTWRITEBYTECODE := 1
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 
 .PHONY: demo test lint bench figures examples reproduce grid coverage clean
 
