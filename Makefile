@@ -13,8 +13,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
-# Modules are compiled when they are imported, into a folder of their own: of ten thousand few are, and compiling all takes
-# longer than the download.
+# Modules are compiled when they are imported, into a folder of their own: few of those that are installed ever are.
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache

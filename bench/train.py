@@ -31,7 +31,7 @@ from featcal.losses import CE
 from featcal.models import MODELS, build
 from featcal.report.rows import versions
 from featcal.train import Engine, Recipe, train
-from featcal.train.engine import COMPILER
+from featcal.train.engine import known_options
 from featcal.train.feed import Feed
 from featcal.train.finish import full_precision
 from featcal.train.plan import Plan
@@ -202,7 +202,8 @@ def first_steps(network, splits):
 
 def about():
     """What the numbers depend on besides the loops."""
-    return {"hardware": Engine.best().as_json(), "versions": versions(), "compiler": COMPILER}
+    engine = {"hardware": Engine.best().as_json(), "compiler": known_options()}
+    return {**engine, "versions": versions()}
 
 
 def seconds(options, splits):

@@ -52,6 +52,13 @@ def test_a_network_there_is_not(network, expected, train_project, monkeypatch):
     assert all(word in said for word in expected), said
 
 
+@pytest.mark.parametrize("value", ["{[]: 1}", "-" * 5000 + "1", "(" * 300])
+def test_an_option_that_is_no_literal_is_text(value, train_project, monkeypatch):
+    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    said = refused(*words("run", "--network-option", f"width={value}", network="wrn16x4"))
+    assert "width is" in said
+
+
 def test_an_option_the_network_has_not(train_project, monkeypatch):
     monkeypatch.setattr("featcal.cli.train_request.load_images", None)
     said = refused(*words("run", "--network-option", "widht=1", network="wrn16x4"))

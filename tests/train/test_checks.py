@@ -17,7 +17,7 @@ from featcal.losses import CE, AdaFocal
     [
         ({"loss": "ce"}, r"loss is 'ce': give a loss, such as CE\(\) or parse_loss\('ce'\)"),
         ({"loss": nn.CrossEntropyLoss()}, r"loss is CrossEntropyLoss: give a loss"),
-        ({"loss": CE}, r"loss is ABCMeta: give a loss|loss is type: give a loss"),
+        ({"loss": CE}, r"loss is the class CE: give a loss, such as CE\(\)"),
         ({"recipe": 3}, r"recipe is 3: give a recipe, such as Recipe\(epochs=35\)"),
         ({"engine": "cpu"}, r"engine is 'cpu': give an engine, such as Engine.best\('cpu'\)"),
         ({"checkpoint_every": "x"}, r"checkpoint_every is 'x': give seconds"),
@@ -46,6 +46,24 @@ def test_a_network_that_ends_in_a_softmax_is_refused():
     with pytest.raises(InputError, match=r"gives probabilities .* leave its softmax out"):
         trained(nn.Sequential(small(), nn.Softmax(1)))
     trained(nn.Sequential(small(), nn.LogSoftmax(1)))  # of itself the same again
+
+
+class Cast(nn.Module):
+    """Outputs of another precision, after another last step."""
+
+    def __init__(self, dtype, last):
+        super().__init__()
+        self.inner, self.dtype, self.last = small(), dtype, last
+
+    def forward(self, images):
+        return self.last(self.inner(images)).to(self.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_outputs_of_any_precision_are_told_from_probabilities(dtype):
+    trained(Cast(dtype, torch.relu))  # no number negative, and no sum of 1
+    with pytest.raises(InputError, match="leave its softmax out"):
+        trained(Cast(dtype, nn.Softmax(1)))
 
 
 class Doomed(nn.Module):

@@ -21,12 +21,12 @@ def test_a_device_that_cannot_compute_is_refused(device):
 
 
 def test_this_torch_has_every_option_that_is_asked_for():
-    assert engines._known_options() == engines.COMPILER
+    assert engines.known_options() == engines.COMPILER
 
 
 def test_an_option_that_this_torch_lacks_is_left_out(monkeypatch):
     monkeypatch.setitem(engines.COMPILER, "of_another_torch", True)
-    known = engines._known_options()
+    known = engines.known_options()
     assert "of_another_torch" not in known
     torch.compile(torch.nn.Linear(2, 2), options=known)  # which refuses what it does not know
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from featcal.cli.target import named_function
+from featcal.core.call_text import NO_LITERAL
 from featcal.core.errors import InputError
 from featcal.datasets import ImageData, Splits, load_images, normalisations, split
 from featcal.datasets.normalise import TestNorm
@@ -145,7 +146,7 @@ class TrainRequest:
                 )
             try:
                 found[key] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):
+            except NO_LITERAL:
                 found[key] = value
         return found
 

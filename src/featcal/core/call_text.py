@@ -30,6 +30,10 @@ def signature(maker: Callable[..., object]) -> dict[str, object]:
     return {key: a.default for key, a in inspect.signature(maker).parameters.items()}
 
 
+# What `ast.literal_eval` raises, and no more: "{[]: 1}" and ten thousand brackets among them.
+NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
+
+
 @final
 @dataclass(frozen=True)
 class Reader(Generic[Made]):
@@ -120,7 +124,7 @@ class Reader(Generic[Made]):
     def _literal(self, keyword: ast.keyword, text: str) -> object:
         try:
             return ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, RecursionError, MemoryError) as error:
+        except NO_LITERAL as error:
             value = shown(ast.unparse(keyword.value))[1:-1]
             raise InputError(
                 f"{self.text} {shown(text)}: {keyword.arg}={value} is not a literal; write a "

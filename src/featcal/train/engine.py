@@ -80,7 +80,7 @@ class Engine:
         # after a few of them, and everything after that would run as it is. What the caller had
         # compiled is compiled again when it is called next.
         torch.compiler.reset()
-        options = _known_options() if self.device.type == "cuda" else None
+        options = known_options() if self.device.type == "cuda" else None
         return torch.compile(model, dynamic=False, options=options)
 
     @contextmanager
@@ -106,7 +106,7 @@ class Engine:
         }
 
 
-def _known_options() -> dict[str, str | int | bool | Callable[..., Any]]:
+def known_options() -> dict[str, str | int | bool | Callable[..., Any]]:
     """Those of the compiler's options that this torch has; it would refuse another."""
     from torch._inductor import list_options  # slow to import, and rarely needed
 
