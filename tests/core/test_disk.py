@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from featcal.core.disk import LOCK, check_free, locked, new_file, new_folder
+from featcal.core.disk import LOCK, check_free, left_over_of, locked, new_file, new_folder
 from featcal.core.errors import InputError
 
 
@@ -160,6 +160,19 @@ def test_the_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch
     with new(target) as temporary:
         (temporary if new is new_file else temporary / "a.bin").write_bytes(b"whole")
     assert synced == [False]
+
+
+def test_what_a_killed_process_left_is_told_by_the_file_it_was_writing(tmp_path):
+    with new_file(tmp_path / "a.b.bin") as temporary:
+        temporary.write_bytes(b"half")
+        assert left_over_of(temporary.parent) == "a.b.bin"
+        (tmp_path / ".x.abcdefgh").symlink_to(temporary.parent)
+        assert left_over_of(tmp_path / ".x.abcdefgh") is None
+    for name in (".git", "a.bin.abcdefgh", ".a.bin.abc"):
+        (tmp_path / name).mkdir()
+        assert left_over_of(tmp_path / name) is None
+    (tmp_path / ".a.bin.abcdefgh").write_bytes(b"")
+    assert left_over_of(tmp_path / ".a.bin.abcdefgh") is None
 
 
 def test_a_folder_has_one_writer(tmp_path):

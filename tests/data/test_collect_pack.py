@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from featcal import InputError, Pack, collect, find_head, write_pack
 from featcal.data import partial as partial_module
+from featcal.data import shards
 from featcal.data.collect_pack import collect_pack
 from featcal.data.partial import JOURNAL, partial_of
 
@@ -367,6 +368,10 @@ def test_a_damaged_or_foreign_partial_folder_is_refused(begun):
     with pytest.raises(InputError, match=r"holds notes\.txt, which no collection wrote"):
         collect_pack(net(), loaders(), begun, shard_rows=10)
     (folder / "notes.txt").unlink()
+    (folder / "val-00009.safetensors").mkdir()  # the name of a shard, but no file
+    with pytest.raises(InputError, match=r"holds val-00009\.safetensors, which no collection"):
+        collect_pack(net(), loaders(), begun, shard_rows=10)
+    (folder / "val-00009.safetensors").rmdir()
     shard = folder / "val-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"val-00000\.safetensors is damaged: remove a\.partial"):
@@ -416,12 +421,13 @@ def test_the_model_is_left_as_it_was(tmp_path):
 SCRIPT = """
 import os, sys, time, torch
 sys.path.insert(0, {here!r})
-from test_collect_pack import loaders, net
+from test_collect_pack import loaders, net, killed_at
 from featcal.data.collect_pack import collect_pack
 torch.set_num_threads(1)
-for _ in sys.stdin:
+for line in sys.stdin:
     child = os.fork()
     if child == 0:
+        killed_at(*line.split())
         model = net()
         model.register_forward_pre_hook(lambda *_: time.sleep(0.004))
         print(os.getpid(), flush=True)
@@ -431,16 +437,56 @@ for _ in sys.stdin:
 """
 
 
+def killed_at(moment="", call="0"):
+    """Makes this process kill itself at the n-th call of one step of writing a file."""
+    left = [int(call)]
+
+    def dying(real, moment):
+        def step(*args, **options):
+            left[0] -= 1
+            if left[0] == 0 and moment == "inside":  # safetensors' own temporary file
+                (Path(args[1]).parent / ".tmpAbC123").write_bytes(b"half")
+            if left[0] != 0 or moment == "after":
+                real(*args, **options)
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        return step
+
+    if moment == "inside":
+        shards.save_file = dying(shards.save_file, moment)
+    elif moment:
+        os.replace = dying(os.replace, moment)
+
+
+def collecting(folder):
+    script = SCRIPT.format(here=str(Path(__file__).parent))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    return subprocess.Popen([sys.executable, "-c", script, str(folder)], **pipes)
+
+
+def test_killed_in_the_middle_of_any_file_the_pack_is_the_same_byte_for_byte(tmp_path):
+    whole = collect_pack(net(), loaders(val=400, test=200), tmp_path / "whole", shard_rows=16)
+    moments = [f"{moment} {call}" for call in (1, 2, 3) for moment in ("inside", "before", "after")]
+    left = []
+    with collecting(tmp_path / "a") as process:
+        for moment in moments:
+            process.stdin.write(moment + "\n")
+            process.stdout.readline()
+            assert int(process.stdout.readline()) == -signal.SIGKILL
+            left += [p.name for p in partial_of(tmp_path / "a").iterdir() if p.is_dir()]
+    assert len(left) == len(moments)  # every process left the file it was at
+    collect_pack(net(), loaders(val=400, test=200), tmp_path / "a", shard_rows=16)
+    assert contents(tmp_path / "a") == contents(whole.path)
+
+
 def test_killed_at_random_moments_the_pack_is_the_same_byte_for_byte(tmp_path):
     whole = collect_pack(net(), loaders(val=400, test=200), tmp_path / "whole", shard_rows=16)
     draw = random.Random(0)
     kills = 0
-    script = SCRIPT.format(here=str(Path(__file__).parent))
-    command = [sys.executable, "-c", script, str(tmp_path / "a")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
-    with subprocess.Popen(command, **pipes) as process:
+    with collecting(tmp_path / "a") as process:
         for _ in range(12):
-            process.stdin.write("again\n")
+            process.stdin.write("\n")
             child = int(process.stdout.readline())
             time.sleep(draw.uniform(0.02, 0.25))
             with contextlib.suppress(ProcessLookupError):

@@ -4,6 +4,7 @@ What is renamed lies on the disk by then, so that this holds for a machine that 
 """
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from featcal.core.errors import InputError
 OVERWRITE = "choose another name, or overwrite it with overwrite=True"
 REMOVE = "choose another name, or remove it first"  # a folder is never replaced
 LOCK = ".lock"
+LEFT_OVER = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the names that mkdtemp makes here
 
 
 def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
@@ -35,6 +37,12 @@ def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERW
 def _temporary_folder(path: Path) -> Path:
     """A hidden folder beside the path, so that the last step is a rename on one file system."""
     return Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.absolute().parent))
+
+
+def left_over_of(path: Path) -> str | None:
+    """The name of the file that a killed process was writing in this folder; None if none was."""
+    found = LEFT_OVER.fullmatch(path.name)
+    return found[1] if found and path.is_dir() and not path.is_symlink() else None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from featcal.core.batch import Batch
-from featcal.core.disk import LOCK, REMOVE, check_free, locked
+from featcal.core.disk import LOCK, REMOVE, check_free, left_over_of, locked
 from featcal.core.errors import InputError
 from featcal.data.layout import Layout
 from featcal.data.manifest import HEAD, MANIFEST, Part, read_manifest
@@ -193,13 +193,14 @@ def _clear(partial: Partial) -> None:
                 f"{partial.folder / part.file} is damaged: remove {partial.folder.name}"
             )
     splits = "|".join(partial.settings["rows"])
-    ours = re.compile(rf"\..*\.tmp|{HEAD}|{MANIFEST}|({splits})-\d{{5}}\.safetensors")
+    ours = re.compile(rf"{HEAD}|{MANIFEST}|{JOURNAL}|({splits})-\d{{5}}\.safetensors")
     kept = {JOURNAL, LOCK, *(part.file for part in parts)}
     rest = [file for file in partial.folder.iterdir() if file.name not in kept]
     for file in rest:
-        if not ours.fullmatch(file.name) or not file.is_file():
+        name = file.name if file.is_file() else left_over_of(file)
+        if name is None or not ours.fullmatch(name):
             raise InputError(
                 f"{partial.folder} holds {file.name}, which no collection wrote: move it away"
             )
     for file in rest:
-        file.unlink()
+        shutil.rmtree(file) if file.is_dir() else file.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from featcal.core.batch import Batch
+from featcal.core.disk import new_file
 from featcal.core.errors import InputError
 from featcal.data.layout import Layout
 from featcal.data.manifest import Manifest, Part
@@ -57,22 +57,18 @@ def write_manifest(path: Path, manifest: Manifest) -> None:
 
 def write_json(path: Path, value: object) -> None:
     """Writes JSON that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
+        with new_file(path, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise _unwritable(path, error) from error
 
 
 def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
     """Writes tensors to a file that appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        save_file(tensors, temporary)
-        temporary.chmod(0o644)  # save_file's 0o600 would hide the pack from everyone else
-        os.replace(temporary, path)
+        with new_file(path, overwrite=True) as temporary:
+            save_file(tensors, temporary)
     except (SafetensorError, OSError) as error:
         raise _unwritable(path, error) from error
     return Part(path.name, path.stat().st_size, sha256(path), rows)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from featcal.core.disk import LOCK, REMOVE, check_free, locked
+from featcal.core.disk import LOCK, REMOVE, check_free, left_over_of, locked
 from featcal.core.errors import InputError
 from featcal.train.checkpoint import FILE as CHECKPOINT
 
@@ -61,5 +61,4 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 def _is_temporary(path: Path) -> bool:
-    names = (CHECKPOINT, WEIGHTS, RECORD)
-    return path.is_dir() and path.name.startswith(tuple(f".{name}." for name in names))
+    return left_over_of(path) in (CHECKPOINT, WEIGHTS, RECORD)
