@@ -2,6 +2,7 @@
 
 import gc
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,19 @@ def pytest_configure(config):
     # here, those that tests interrupt among them.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item):
+    """Where xdist runs the tests, pytest-cov begins twice and its no_cover ends only one of them."""
+    if not item.get_closest_marker("no_cover"):
+        return (yield)
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
 
 
 def pytest_collection_finish():

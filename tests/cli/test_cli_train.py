@@ -228,7 +228,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
         ran.err == f"Interrupted: what is done is kept in {kept}; give the same command to go on.\n"
     )
     assert listing(project / "run") == ["checkpoint.safetensors"]
-    (project / "run" / ".checkpoint.safetensors.abc").mkdir()  # what a kill would leave
+    (project / "run" / ".checkpoint.safetensors.abcdefgh").mkdir()  # what a kill would leave
     said = done(*words("run")).out
     assert f"Going on from {kept}" in said
     assert listing(project / "run") == FOLDER
