@@ -34,7 +34,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item):
-    """Where xdist runs the tests, pytest-cov begins twice and its no_cover ends only one of them."""
+    """Under xdist pytest-cov begins twice, and its own no_cover ends only one of the two."""
     if not item.get_closest_marker("no_cover"):
         return (yield)
     tracer = sys.gettrace()
