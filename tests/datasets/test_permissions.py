@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import made
+import numpy as np
 import PIL.Image
 import pytest
 
@@ -14,7 +15,15 @@ from featcal.datasets import load_images
 ARCHIVE = "packed/cifar-10-binary.tar.gz"
 IMAGE = "pets/train/kind_1/0000.png"
 DEEP = "pets/train/kind_1/deep"
-FUNCTIONS = {ARCHIVE: (gzip, "open"), IMAGE: (PIL.Image, "open"), DEEP: (os, "scandir")}
+JSON, LABELS = "webp/classes.json", "webp/train-labels.npy"
+FUNCTIONS = {
+    ARCHIVE: (gzip, "open"),
+    IMAGE: (PIL.Image, "open"),
+    DEEP: (os, "scandir"),
+    JSON: (Path, "read_text"),
+    LABELS: (np, "load"),
+    "png/train_lables.json": (Path, "read_text"),
+}
 UNREADABLE = [
     *FUNCTIONS,
     "packed",
@@ -28,10 +37,12 @@ UNREADABLE = [
 
 @pytest.fixture
 def data(tmp_path):
-    """Three data sets."""
+    """A data set of every form."""
     made.write_binary(tmp_path / "packed")
     made.write_binary(tmp_path / "unpacked", packed=False)
     made.write_folders(tmp_path / "pets")
+    made.write_webp(tmp_path / "webp")
+    made.write_png(tmp_path / "png")
     sorted((tmp_path / "pets/train/kind_1").iterdir())[0].rename(tmp_path / IMAGE)
     (tmp_path / DEEP).mkdir()
     return tmp_path
@@ -41,8 +52,9 @@ def refusal(data, place):
     """What is said of the data set that the place belongs to."""
     folder = data / Path(place).parts[0]
     options = {"image_size": 32} if folder.name == "pets" else {}
+    name = {"pets": "folder", "webp": "cifar100"}.get(folder.name, "cifar10")
     with pytest.raises(InputError) as told:
-        load_images("folder" if options else "cifar10", folder, **options)
+        load_images(name, folder, **options)
     return str(told.value)
 
 

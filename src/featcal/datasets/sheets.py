@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from featcal.datasets.names import CIFAR10, check_names
 
 TILE = 32
 Cut = Callable[[Bytes, Path], Bytes]  # a sheet and its name to its images
+Found = TypeVar("Found")
 
 
 def has_webp_sheets(folder: Path) -> bool:
@@ -112,14 +114,19 @@ def _rows(sheet: Bytes, path: Path) -> Bytes:
     return sheet.reshape(-1, TILE, TILE, 3)
 
 
-def _read_json(path: Path) -> object:
+def _read(path: Path, read: Callable[[Path], Found]) -> Found:
     try:
-        found: object = json.loads(path.read_text())
+        return read(path)
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing: copy it beside the sheets") from error
-    except (ValueError, OSError) as error:
+    except PermissionError:  # no damage; `load_images` speaks of permissions
+        raise
+    except (ValueError, OSError, EOFError) as error:
         raise InputError(f"{path} cannot be read ({error}): copy it again") from error
-    return found
+
+
+def _read_json(path: Path) -> object:
+    return _read(path, lambda file: json.loads(file.read_text(encoding="utf-8")))
 
 
 def _label_list(found: object, path: Path) -> Tensor:
@@ -129,12 +136,7 @@ def _label_list(found: object, path: Path) -> Tensor:
 
 
 def _read_npy(path: Path) -> Tensor:
-    try:
-        labels = np.load(path, allow_pickle=False)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: copy it beside the sheets") from error
-    except (ValueError, OSError, EOFError) as error:
-        raise InputError(f"{path} cannot be read ({error}): copy it again") from error
+    labels = _read(path, lambda file: np.load(file, allow_pickle=False))
     if labels.ndim != 1 or labels.dtype.kind not in "iu":
         raise InputError(
             f"{path} is {labels.dtype} of shape {labels.shape}: it must be a row of whole numbers"

@@ -160,7 +160,7 @@ class Recipe:
 
 
 def published_loss(loss: TrainingLoss) -> TrainingLoss:
-    """The loss as the published networks were trained with it: a sum, but for Brier's mean."""
+    """The loss summed as in the published code, but for Brier, a mean there; its form stays."""
     return replace(loss, reduction="mean" if isinstance(loss, Brier) else "sum")
 
 
