@@ -13,10 +13,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
-# Modules are compiled when they are imported, into a folder of their own: few of those that are installed ever are.
+# Modules are compiled when they are first imported, into a folder of their own, whatever the shell says of bytecode:
+# few of those that are installed ever are, and the tests start many processes, which would compile torch each time.
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
 
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench figures examples reproduce grid coverage clean
 
