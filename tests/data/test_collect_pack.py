@@ -441,7 +441,7 @@ def killed_at(moment="", call="0"):
     """Makes this process kill itself at the n-th call of one step of writing a file."""
     left = [int(call)]
 
-    def dying(real, moment):
+    def dying(real):
         def step(*args, **options):
             left[0] -= 1
             if left[0] == 0 and moment == "inside":  # safetensors' own temporary file
@@ -454,9 +454,9 @@ def killed_at(moment="", call="0"):
         return step
 
     if moment == "inside":
-        shards.save_file = dying(shards.save_file, moment)
+        shards.save_file = dying(shards.save_file)
     elif moment:
-        os.replace = dying(os.replace, moment)
+        os.replace = dying(os.replace)
 
 
 def collecting(folder):

@@ -110,7 +110,8 @@ def known_options() -> dict[str, str | int | bool | Callable[..., Any]]:
     """Those of the compiler's options that this torch has; it would refuse another."""
     from torch._inductor import list_options  # slow to import, and rarely needed
 
-    return {key: COMPILER[key] for key in COMPILER.keys() & set(list_options())}
+    known = set(list_options())
+    return {key: value for key, value in COMPILER.items() if key in known}
 
 
 def hardware_name(device: torch.device) -> str:
