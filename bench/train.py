@@ -1,6 +1,7 @@
 """featcal's training loop beside plain PyTorch loops: the same networks, images and order.
 
 Usage: python bench/train.py --data FOLDER [--networks resnet50 ...] [--part seconds|curves]
+       python bench/train.py --merge FILE [FILE ...]
 
 FOLDER holds CIFAR-10 in any of the formats of docs/datasets.md. Needs a GPU; seconds want an idle
 one, curves do not: they are added to the seconds of an earlier run, and kept by a later one. The
@@ -13,7 +14,9 @@ ours. The first epoch of ours, which compiles, stands apart; the others are give
 
 The loss curves are of several seeds. Both loops start from the same weights and see the same rows
 in the same order, so that what is left between them is rounding. In float32 the first steps are
-compared one by one, before rounding has grown.
+compared one by one, before rounding has grown. Each curve is written when it is made, and one on
+file by the same means is not made again: a lease that ends leaves what is done. Several processes
+share a GPU with --seeds and an --output each; --merge adds their curves to those of --output.
 """
 
 import argparse
@@ -42,7 +45,9 @@ from featcal.train.watch import Batches, Watched, outputs
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-train.json"
 ROUNDS = 5  # times that each loop is timed
 WARM, TIMED = 10, 100  # steps of a plain loop: before the clock starts, and under it
-CURVES = {"wrn16x4": (10, (1, 2, 3, 4)), "resnet50": (3, (1, 2, 3, 4))}  # their epochs and seeds
+# Epochs and seeds. Seeds of ResNet-50 lie far apart in the first epochs: four put ours one and a
+# half standard errors above the plain loop, and twelve more made nothing of it.
+CURVES = {"wrn16x4": (10, range(1, 5)), "resnet50": (3, range(1, 17))}
 FIRST = 20  # steps that are compared one by one
 OURS = "featcal"
 PLAIN = {"plain bfloat16": torch.bfloat16, "plain float32": torch.float32}
@@ -160,18 +165,26 @@ def plain_curve(network, splits, seed, precision):
     return losses, Watched.of(*outputs(loop.model, val, precision)).accuracy
 
 
-def curves_of(network, splits):
-    """The losses of every epoch and seed, of our loop and of the plain ones."""
-    _, seeds = CURVES[network]
-    found = {OURS: [our_curve(network, splits, seed) for seed in seeds]}
-    for name, precision in PLAIN.items():
-        found[name] = [plain_curve(network, splits, seed, precision) for seed in seeds]
-        print(network, name, found[name], flush=True)
-    keys = ("losses", "accuracies")
-    return {
-        name: {"seeds": seeds, **dict(zip(keys, zip(*curves, strict=True), strict=True))}
-        for name, curves in found.items()
-    }
+def curve_of(loop, network, splits, seed):
+    if loop == OURS:
+        return our_curve(network, splits, seed)
+    return plain_curve(network, splits, seed, PLAIN[loop])
+
+
+def with_seed(curves, loop, seed, curve):
+    """The curves by loop and one more, in the order of the seeds."""
+    known = {**by_seed(curves.get(loop)), seed: curve}
+    seeds = sorted(known)
+    losses, accuracies = zip(*(known[seed] for seed in seeds), strict=True)
+    return {**curves, loop: {"seeds": seeds, "losses": losses, "accuracies": accuracies}}
+
+
+def by_seed(columns):
+    """Losses and accuracy of each seed that a loop has on file."""
+    if not columns:
+        return {}
+    pairs = zip(columns["losses"], columns["accuracies"], strict=True)
+    return dict(zip(columns["seeds"], pairs, strict=True))
 
 
 def first_steps(network, splits):
@@ -200,10 +213,13 @@ def first_steps(network, splits):
 # --- the file ------------------------------------------------------------------------------------
 
 
+MEANS = ("hardware", "compiler", "versions")
+
+
 def about():
     """What the numbers depend on besides the loops."""
-    engine = {"hardware": Engine.best().as_json(), "compiler": known_options()}
-    return {**engine, "versions": versions()}
+    found = (Engine.best().as_json(), known_options(), versions())
+    return dict(zip(MEANS, found, strict=True))
 
 
 def seconds(options, splits):
@@ -217,40 +233,103 @@ def seconds(options, splits):
 
 
 def learned_before(path):
-    """The curves of an earlier run by network, with what they were made by."""
+    """What was learned in an earlier run by network, with what it was made by."""
     rows = json.loads(path.read_text())["rows"] if path.is_file() else []
-    parts = (*LEARNED, "made")
+    parts = ("first_steps", "curves", "made")
     return {row["network"]: {key: row[key] for key in parts if key in row} for row in rows}
 
 
 def curves(options, splits):
-    """The curves of the networks that have some, added to the file of their seconds."""
+    """First steps and curves of the networks that have some, added to the file of their seconds."""
     for network in (name for name in options.networks if name in CURVES):
-        for part, measure in LEARNED.items():
-            found = measure(network, splits)
-            print(json.dumps({network: found}), flush=True)
-            results = json.loads(options.output.read_text())
-            for row in (row for row in results["rows"] if row["network"] == network):
-                row[part] = found
-                row["made"] = {**row.get("made", {}), part: about()}
+        results = opened(options.output)
+        row = row_of(results, network)
+        if not standing(row, "first_steps", about()):
+            note(row, "first_steps", first_steps(network, splits), about())
             written(options.output, results)
+        for seed in options.seeds or CURVES[network][1]:
+            for loop in (OURS, *PLAIN):
+                add_curve(row, loop, seed, splits)
+                written(options.output, results)
+
+
+def add_curve(row, loop, seed, splits):
+    """A curve in the row of its network, unless it is there by the same means."""
+    found = standing(row, "curves", about())
+    if seed in by_seed(found.get(loop)):
+        return
+    curve = curve_of(loop, row["network"], splits, seed)
+    print(row["network"], loop, f"seed {seed}:", *(f"{loss:.3f}" for loss in curve[0]), flush=True)
+    note(row, "curves", with_seed(found, loop, seed, curve), about())
+
+
+def merge(options):
+    """The curves of other files, made by the same means as the seconds of this one, added."""
+    results = opened(options.output)
+    means = {key: results[key] for key in MEANS}
+    for path in options.merge:
+        learned = learned_before(path)
+        if not any(standing(row, "curves", means) for row in learned.values()):
+            raise SystemExit(f"{path} has no curves made as the seconds of {options.output} were")
+        for network, theirs in learned.items():
+            take_over(row_of(results, network), theirs, means)
+    written(options.output, results)
+
+
+def take_over(ours, theirs, means):
+    """What another row has by these means, added to our own."""
+    if steps := standing(theirs, "first_steps", means):
+        note(ours, "first_steps", steps, means)
+    for loop, columns in standing(theirs, "curves", means).items():
+        for seed, curve in by_seed(columns).items():
+            found = standing(ours, "curves", means)
+            note(ours, "curves", with_seed(found, loop, seed, curve), means)
+
+
+def opened(path):
+    if not path.is_file():
+        raise SystemExit(f"no {path} to add curves to: begin with --part seconds")
+    return json.loads(path.read_text())
+
+
+def row_of(results, network):
+    for row in results["rows"]:
+        if row["network"] == network:
+            return row
+    raise SystemExit(f"no seconds of {network} to add curves to: begin with --part seconds")
+
+
+def standing(row, part, means):
+    """What a row has of a part, if it was made by these means."""
+    return row[part] if row.get("made", {}).get(part) == means else {}
+
+
+def note(row, part, found, means):
+    row[part] = found
+    row["made"] = {**row.get("made", {}), part: means}
 
 
 def written(path, results):
     path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
-LEARNED = {"first_steps": first_steps, "curves": curves_of}
 PARTS = {"seconds": seconds, "curves": curves}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with CIFAR-10")
+    parser.add_argument("--data", type=Path, help="folder with CIFAR-10")
     parser.add_argument("--networks", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--part", choices=list(PARTS), help="only this one; both unless told")
+    parser.add_argument("--seeds", nargs="+", type=int, help="curves of these alone")
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FILE", help="add their curves")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.merge:
+        merge(options)
+        return
+    if options.data is None:
+        parser.error("--data is missing: the folder with CIFAR-10")
     if not torch.cuda.is_available():
         raise SystemExit("bench/train.py measures a GPU, and torch finds none here")
     torch.backends.cudnn.benchmark = True

@@ -94,10 +94,16 @@ def curves(results):
             shown = (after(row["curves"].get(loop), epoch) for loop in loops)
             between = apart(row["curves"], alike, epoch)
             rows.append((f"{row['network']}, epoch {epoch + 1}", *shown, between))
-    seeds = "; ".join(f"{row['network']} {row['curves'][OURS]['seeds']}" for row in found)
+    seeds = "; ".join(f"{row['network']} {span(row['curves'][OURS]['seeds'])}" for row in found)
     title = f"Training loss, mean and standard deviation over the seeds ({seeds}):"
     headings = ("network", *loops, f"{OURS} minus {alike}, seed by seed")
     return Grid(title, headings, tuple(rows), tuple(other_makes(results, found)))
+
+
+def span(seeds):
+    """1 to 16 for many in a row."""
+    whole = len(seeds) > 2 and seeds == list(range(seeds[0], seeds[-1] + 1))
+    return f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
 
 
 def other_makes(results, rows):
@@ -119,9 +125,14 @@ def after(curve, epoch):
 
 def apart(curves, alike, epoch):
     """The mean difference of runs with the same seed, and its standard error."""
-    pairs = zip(curves[OURS]["losses"], curves[alike]["losses"], strict=True)
-    between = [ours[epoch] - plain[epoch] for ours, plain in pairs]
+    ours, plain = (losses_by_seed(curves[loop], epoch) for loop in (OURS, alike))
+    between = [ours[seed] - plain[seed] for seed in ours.keys() & plain.keys()]
     return f"{mean(between):+.3f} ± {stdev(between) / len(between) ** 0.5:.3f}"
+
+
+def losses_by_seed(curve, epoch):
+    losses = (seed[epoch] for seed in curve["losses"])
+    return dict(zip(curve["seeds"], losses, strict=True))
 
 
 def write(page, parts):
