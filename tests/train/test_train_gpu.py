@@ -44,19 +44,21 @@ def test_a_graph_is_the_step(text):
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    ("recipe", "near"),
     [
-        replace(RECIPE, optimizer="adamw", lr=1e-3),
-        replace(RECIPE, mixup=0.3, schedule="cosine"),
-        RECIPE.published(),
+        # AdamW makes a step of a gradient that is rounding and nothing else: weights 1e-7 apart end
+        # 5e-3 apart. A rate that stands still moves them by seven times the tolerance.
+        (replace(RECIPE, optimizer="adamw", lr=1e-3), 1e-2),
+        (replace(RECIPE, mixup=0.3, schedule="cosine"), 2e-4),
+        (RECIPE.published(), 2e-4),
     ],
     ids=["adamw", "mixup", "published"],
 )
-def test_a_graph_reads_the_rate_and_the_mixing_weight_of_its_step(recipe):
+def test_a_graph_reads_the_rate_and_the_mixing_weight_of_its_step(recipe, near):
     eager, _ = trained(small(), CE(), recipe, engine=engine(graph=False))
     replayed, _ = trained(small(), CE(), recipe, engine=engine(graph=True))
     for key, value in eager.items():
-        torch.testing.assert_close(replayed[key], value, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(replayed[key], value, rtol=1e-3, atol=near)
 
 
 @pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPE, smoothing=0.1)], ids=["", "smoothing"])
