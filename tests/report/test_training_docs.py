@@ -138,6 +138,8 @@ def test_what_the_page_says_of_the_curves_is_what_the_file_holds(docs):
     assert all(abs(mean) < error for mean, error in found["resnet50"])
     first, last = found["wrn16x4"][:6], found["wrn16x4"][6:]
     assert all(mean < -2 * error for mean, error in first)
+    small = rows["wrn16x4"]["curves"]
+    assert all(docs.apart(small, "plain float32", epoch).startswith("-") for epoch in range(6))
     assert all(abs(mean) <= error for mean, error in last)
     first_four = {
         loop: {"seeds": made["seeds"][:4], "losses": made["losses"][:4]}

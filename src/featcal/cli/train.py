@@ -28,6 +28,7 @@ from featcal.train.checkpoint import FILE as CHECKPOINT
 from featcal.train.engine import PRECISIONS, launched_rank
 from featcal.train.folder import made_folder
 
+ABOVE_ZERO = click.FloatRange(0, min_open=True)
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
     output_option("The folder to make."),
     click.option(
@@ -39,15 +40,21 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option(
         "--loss", "loss_text", default="ce", show_default=True, help='Such as "focal(gamma=3)".'
     ),
-    click.option("--budget", type=float, help="A part of the epochs, such as 0.1.  [default: 1]"),
+    click.option(
+        "--budget",
+        type=click.FloatRange(0, 1, min_open=True),
+        help="A part of the epochs, such as 0.1.  [default: 1]",
+    ),
     click.option("--epochs", type=click.IntRange(1), help="How many, instead of the published."),
     click.option(
         "--published", is_flag=True, help="Summed losses, gradients clipped to 2, no warm-up."
     ),
-    click.option("--lr", type=float, help="The highest learning rate.  [default: the network's]"),
+    click.option(
+        "--lr", type=ABOVE_ZERO, help="The highest learning rate.  [default: the network's]"
+    ),
     click.option("--batch", type=click.IntRange(1), help="Rows of a step.  [default: 128]"),
     click.option(
-        "--clip-norm", type=float, help="The longest gradient.  [default: any; --published: 2]"
+        "--clip-norm", type=ABOVE_ZERO, help="The longest gradient.  [default: any; --published: 2]"
     ),
     click.option(
         "--schedule", type=click.Choice(["steps", "cosine"]), help="How the learning rate falls."
@@ -59,8 +66,14 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         type=click.IntRange(min=0),
         help="Of the weights, the order of the images and their shifts.",
     ),
-    click.option("--mixup", type=float, help="Mix images by Beta(A, A).  [default: 0]"),
-    click.option("--smoothing", type=float, help="The part of a label spread over all classes."),
+    click.option(
+        "--mixup", type=click.FloatRange(0), help="Mix images by Beta(A, A).  [default: 0]"
+    ),
+    click.option(
+        "--smoothing",
+        type=click.FloatRange(0, 1, max_open=True),
+        help="The part of a label spread over all classes.",
+    ),
     click.option(
         "--val",
         type=click.IntRange(1),
