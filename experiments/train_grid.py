@@ -25,6 +25,7 @@ from featcal.losses import parse_loss
 from featcal.models import build
 from featcal.report.rows import versions
 from featcal.train import Engine, Recipe, train
+from featcal.train.engine import known_options
 from featcal.train.finish import full_precision
 from featcal.train.watch import Batches
 
@@ -106,8 +107,8 @@ def trained(run, splits):
         **{key: getattr(run, key) for key in ("dataset", "network", "seed")},
         "loss": repr(loss),
         "recipe": {**recipe.as_json(), "reduction": loss.reduction},
-        "precision": engine.as_json()["precision"],
-        "device": engine.as_json()["device"],
+        **{key: engine.as_json()[key] for key in ("precision", "device", "compiled", "graph")},
+        "compiler": known_options() if engine.compiled else {},
         "test_norm": "matched",
         "rows": {part: len(getattr(splits, part)) for part in ("train", "val", "test")},
         "seconds": time.perf_counter() - started,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -9,14 +10,14 @@ import sys
 import made
 import pytest
 import torch
-from cli_cases import done, featcal
+from cli_cases import done, featcal, refused
 from safetensors.torch import load_file
 from train_cases import words, write_data, write_network
 
 from featcal import Pack
 from featcal.core.progress import listen
 from featcal.losses import LOSSES
-from featcal.models import build
+from featcal.models import MODELS, build
 from featcal.train import checkpoint
 
 SMALL = ("--network-option", "width=1", "--network-option", "depth=10")
@@ -239,10 +240,11 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
         assert (whole / "pack" / file).read_bytes() == (run / "pack" / file).read_bytes()
 
 
-def test_ctrl_c_long_before_the_first_checkpoint_keeps_what_is_done(project):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_long_before_the_first_checkpoint_keeps_what_is_done(name, project):
     def press(label, done, _):
         if (label, done) == ("training", 3):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), getattr(signal, name))
 
     with listen(press):
         ran = featcal(*words("run"))
@@ -252,6 +254,47 @@ def test_ctrl_c_long_before_the_first_checkpoint_keeps_what_is_done(project):
     done(*words("run"))
     whole, run = (project / name / "model.safetensors" for name in ("whole", "run"))
     assert whole.read_bytes() == run.read_bytes()
+
+
+def test_what_changes_the_result_is_in_the_first_lines(project):
+    more = ("--mixup", "0.2", "--smoothing", "0.1", "--seed", "3", "--network-option", "width=5")
+    line = done(*words("run", *more, epochs=1)).out.splitlines()[1]
+    how = "batch 16, sgd, rate 0.1, steps, mixup 0.2, smoothing 0.1, seed 3"
+    assert line == f"train_nets:tiny, width 5, ce: 1 epoch, {how}"
+
+
+def test_the_help_names_every_loss_and_every_network():
+    said = done("train", "--help").out
+    assert set(LOSSES) | set(MODELS) <= set(re.findall(r"\w+", said))
+
+
+def test_the_folder_of_a_run_is_told_from_a_pack(project):
+    done(*words("run"))
+    said = refused("compare", "run")
+    assert "run is not a feature pack, but the folder of a run: give run/pack" in said
+
+
+def test_the_record_says_what_the_network_is_fed(project):
+    made.write_folders(project / "pets")
+    given = ("train", "folder", "vit", "-o", "run", "--data", "pets", "--image-size", "24")
+    small = ("width=8", "depth=1", "heads=1")
+    options = [word for text in small for word in ("--network-option", text)]
+    record = done(*given, *options, "--batch", "16", "--epochs", "1", "--json").json
+    assert record["class_names"] == ["kind_0", "kind_1", "kind_2"]
+    assert record["image_size"] == [24, 24]
+    assert record["network_options"] == {"image_size": 24, "width": 8, "depth": 1, "heads": 1}
+    model = build(record["network"], record["classes"], **record["network_options"])
+    model.load_state_dict(load_file("run/model.safetensors"))
+
+
+def test_files_that_are_no_images_are_counted(project):
+    made.write_folders(project / "pets")
+    for name in ("photo.avif", "labels.csv", "Thumbs.db", ".DS_Store", "LICENSE"):
+        (project / "pets" / "train" / "kind_0" / name).write_bytes(b"")
+    given = ("train", "folder", "train_nets:tiny", "-o", "run", "--data", "pets")
+    said = done(*given, "--image-size", "24", "--batch", "16", "--epochs", "1").out
+    left_out = "left out: 3 files that are no images (.avif, .csv, LICENSE)"
+    assert said.splitlines()[0].endswith(f"by numpy's legacy seed 1; {left_out})")
 
 
 def test_ctrl_c_before_the_first_step_leaves_nothing(project):

@@ -9,7 +9,10 @@ from pathlib import Path
 import made
 import pytest
 import torch
+from cli_cases import done
+from safetensors.torch import load_file
 
+import featcal
 from featcal import InputError, datasets, models
 from featcal.cli.train import train
 from featcal.losses import parse_loss
@@ -28,7 +31,7 @@ def test_every_snippet_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "build", partial(models.build, width=1, depth=10))
     monkeypatch.setattr(Recipe, "scaled", lambda recipe, _: replace(recipe, epochs=1, batch=20))
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names = {}
     exec(blocks[0], names)
     assert len(names["history"]) == 1
@@ -42,6 +45,26 @@ def test_every_snippet_runs(tmp_path, monkeypatch, capsys):
         exec(blocks[0], {})
     assert Path("run/model.safetensors").read_bytes() == written
     assert "head.calibrator.steps.0.threshold" in names["calibrated"].state_dict()
+
+
+def test_from_the_files_of_a_run_to_one_image(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pictures = made.write_folders(tmp_path / "pets", size=(24, 24))
+    given = ("train", "folder", "wrn16x4", "-o", "run", "--data", "pets", "--image-size", "24")
+    small = ("--network-option", "width=1", "--batch", "16", "--epochs", "1")
+    done(*given, *small)
+    done("fit", "run/pack", "temperature", "-o", "cal.safetensors")
+    first = tmp_path / "pets" / "test" / "kind_0" / "0000.png"
+    first.rename(tmp_path / "photo.png")
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names = {"Path": Path, "torch": torch, "featcal": featcal, "build": models.build}
+    exec(blocks[3], {**names, "load_file": load_file})
+    label, confidence = capsys.readouterr().out.split()
+    assert label in pictures.class_names
+    pack = featcal.Pack.open("run/pack")
+    features = next(iter(pack.split("test"))).features[:1]
+    expected = featcal.load("cal.safetensors")(features, pack.head).softmax(1).max().item()
+    assert float(confidence) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -52,6 +52,20 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project):
     assert whole.read_bytes() == again.read_bytes()
 
 
+def test_a_reader_that_goes_away_costs_nothing(train_project):
+    """`featcal train ... | head`: what is done is kept, and the same command goes on."""
+    command = [sys.executable, "-m", "featcal", *map(str, words("run", epochs=2000))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"}) as ran:
+        while "/2000 " not in ran.stdout.readline():
+            assert ran.poll() is None
+        ran.stdout.close()
+        said = ran.stderr.read()
+        assert ran.wait(LONGEST) == 130
+    assert said.startswith("Interrupted: what is done is kept in run/checkpoint.safetensors;")
+    assert (train_project / "run" / "checkpoint.safetensors").exists()
+
+
 def test_of_two_processes_one_refuses(train_project):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     ran = process(*torchrun, "-m", "featcal", *words("both", "--loss", "fokal"))

@@ -85,9 +85,13 @@ def test_an_option_the_network_has_not(train_project, monkeypatch):
         ("train_nets:sure", (), ["gives probabilities", "leave its softmax out"]),
         ("train_nets:tiny", ("--head", "0"), ["'0'"]),
         ("train_nets:binary", (), ["2", "10"]),
-        ("train_nets:tiny", ("--batch", "100"), ["batch is 100, and train has 72 rows: give"]),
-        ("train_nets:tiny", ("--val", "80"), ["val=80 of 80 training images"]),
-        ("train_nets:tiny", ("--held-out", "72"), ["held_out=72 of 72 images"]),
+        (
+            "train_nets:tiny",
+            ("--batch", "100"),
+            ["--batch is 100, and train has 72", "--batch of 72"],
+        ),
+        ("train_nets:tiny", ("--val", "80"), ["--val 80 of 80 training", "a --val from 1 to 79"]),
+        ("train_nets:tiny", ("--held-out", "72"), ["--held-out 72 of 72 images"]),
         ("train_nets:tiny", ("--loss", "adafocal", "--held-out", "0"), ["--held-out 0: adafocal"]),
     ],
 )
@@ -130,10 +134,11 @@ def test_folders_that_are_taken(train_project, tmp_path):
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (("--loss", "focal"), "loss = ce, not focal"),
-        (("--network-option", "width=5"), "options.width = None, not 5"),
-        (("--seed", "2"), "recipe.seed = 1, not 2"),
-        (("--val", "9"), "rows.train = 72, not 71"),
+        (("--loss", "focal"), "--loss = ce, not focal"),
+        (("--network-option", "width=5"), "--network-option width = None, not 5"),
+        (("--seed", "2"), "--seed = 1, not 2"),
+        (("--val", "9"), "rows of train = 72, not 71; rows of val = 8, not 9"),
+        (("--seed", "2", "--lr", "0.3"), "--lr = 0.1, not 0.3; --seed = 1, not 2"),
     ],
 )
 def test_a_run_goes_on_as_it_was_begun(more, expected, train_project, tmp_path, monkeypatch):

@@ -116,6 +116,9 @@ def test_an_image_that_cannot_be_read_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(InputError, match=f"{path.name} cannot be read as an image .* remove it"):
         load_images("folder", tmp_path, image_size=32)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match=r"image \(cannot identify image file\): copy it again"):
+        load_images("folder", tmp_path, image_size=32)
 
 
 def test_an_empty_class_is_refused(tmp_path):

@@ -15,10 +15,12 @@ def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch, capsys):
     made.write_folders(tmp_path / "pets", size=(40, 50), end="jpg")
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, names)
     assert names["x"].is_contiguous(memory_format=torch.channels_last)
-    assert (len(names["splits"].train), len(names["splits"].held_out)) == (500, 500)
-    assert "seed 1; held out: the first 500 of the 1000 that are left" in capsys.readouterr().out
+    assert (len(names["splits"].train), len(names["splits"].held_out)) == (4900, 500)
+    said = capsys.readouterr().out
+    assert "val: the first 20 of 200 training images" in said
+    assert "seed 1; held out: the first 500 of the 5400 that are left" in said
     assert names["pets"].train.pixels.shape == (24, 32, 32, 3)

@@ -130,11 +130,17 @@ def test_a_data_set_without_val_is_cut_as_published():
     )
 
 
-def test_five_thousand_are_val_by_default():
-    data = ImageData("x", ("a", "b"), numbered(6000), numbered(2))
-    cut = split(data)
-    assert len(cut.val) == 5000
-    assert len(cut.train) == 1000
+@pytest.mark.parametrize(
+    ("images", "val"), [(60_000, 5000), (50_000, 5000), (49_999, 4999), (74, 7), (9, 1)]
+)
+def test_a_tenth_is_val_by_default_and_at_most_the_published_number(images, val):
+    cut = split(ImageData("x", ("a", "b"), numbered(images), numbered(2)))
+    assert (len(cut.train), len(cut.val)) == (images - val, val)
+
+
+def test_one_image_cannot_be_cut():
+    with pytest.raises(InputError, match="val=1 of 1 training images leaves nothing"):
+        split(ImageData("x", ("a", "b"), numbered(1), numbered(2)))
 
 
 def test_the_held_out_images_come_from_train_and_leave_val_alone():

@@ -15,7 +15,8 @@ from featcal.losses import CE, AdaFocal
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"loss": "ce"}, r"loss is 'ce': give a loss, such as CE\(\) or parse_loss\('ce'\)"),
+        ({"loss": "ce"}, r"loss is 'ce': give parse_loss\('ce'\)$"),
+        ({"loss": 3}, r"loss is 3: give a loss, such as CE\(\) or parse_loss\('ce'\)"),
         ({"loss": nn.CrossEntropyLoss()}, r"loss is CrossEntropyLoss: give a loss"),
         ({"loss": CE}, r"loss is the class CE: give a loss, such as CE\(\)"),
         ({"recipe": 3}, r"recipe is 3: give a recipe, such as Recipe\(epochs=35\)"),

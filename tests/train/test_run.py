@@ -79,7 +79,7 @@ def test_a_last_batch_of_one_row_is_trained_on_where_it_can_be():
 
 
 def test_adafocal_wants_rows_of_its_own():
-    with pytest.raises(InputError, match=r"adafocal adapts to rows of its own.*held_out=5000"):
+    with pytest.raises(InputError, match=r"adafocal adapts to rows of its own.*held_out=10"):
         trained(loss=AdaFocal())
 
 

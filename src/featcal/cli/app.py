@@ -48,12 +48,12 @@ def main(args: list[str] | None = None) -> None:
     warnings.simplefilter("ignore")
     if sys.stdout is None:  # closed by the caller: nobody wants to read
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    code = 0
     try:
         code = _run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)
 
 

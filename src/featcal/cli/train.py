@@ -23,6 +23,7 @@ from featcal.cli.train_request import FOLDER, TrainRequest
 from featcal.core import dist
 from featcal.core.errors import InputError
 from featcal.core.progress import listen
+from featcal.losses import LOSSES
 from featcal.train import processes
 from featcal.train.checkpoint import FILE as CHECKPOINT
 from featcal.train.engine import PRECISIONS, launched_rank
@@ -38,7 +39,11 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
         help="The folder of the images; docs/datasets.md says what may lie there.",
     ),
     click.option(
-        "--loss", "loss_text", default="ce", show_default=True, help='Such as "focal(gamma=3)".'
+        "--loss",
+        "loss_text",
+        default="ce",
+        show_default=True,
+        help=f'{", ".join(sorted(LOSSES))}; with arguments as in "focal(gamma=3)".',
     ),
     click.option(
         "--budget",
@@ -131,16 +136,16 @@ OPTIONS: tuple[Callable[[Any], Any], ...] = (
 
 
 @click.command()
-@click.argument("dataset", type=click.Choice(["cifar10", "cifar100", FOLDER]))
-@click.argument("network")
+@click.argument("dataset", metavar="DATASET", type=click.Choice(["cifar10", "cifar100", FOLDER]))
+@click.argument("network", metavar="NETWORK")
 @with_options(OPTIONS)
 def train(**options: Any) -> None:  # noqa: ANN401 - TrainRequest names them and their types
     """Train NETWORK on DATASET with a loss that aims at calibration, and make a pack of it.
 
-    DATASET is cifar10, cifar100 or folder. NETWORK is a name of docs/networks.md, or
-    package.module:function, called with the number of classes. 350 epochs as published, unless
-    --budget or --epochs says otherwise. A run that was killed goes on where it was when the same
-    command is given again; torchrun starts it on several GPUs.
+    DATASET is cifar10, cifar100 or folder. NETWORK is resnet50, resnet110, densenet121, wrn26x10,
+    wrn16x4 or vit, or package.module:function, called with the number of classes. 350 epochs as
+    published, unless --budget or --epochs says otherwise. A run that was killed goes on where it
+    was when the same command is given again; torchrun starts it on several GPUs.
 
     Example: featcal train cifar10 wrn16x4 -o run --data data --loss "focal(gamma=3)" --budget 0.1
     """

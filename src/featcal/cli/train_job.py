@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from featcal.cli import tables
 from featcal.cli.bar import progress_bar
 from featcal.cli.commands import print_json
 from featcal.cli.train_request import TrainRequest
+from featcal.cli.train_words import as_typed, option_of
 from featcal.core import dist
 from featcal.core.errors import InputError
 from featcal.data import Pack
@@ -25,11 +27,13 @@ from featcal.datasets import Splits
 from featcal.report.columns import COLUMNS
 from featcal.train import Engine, Epoch, train
 from featcal.train.checkpoint import FILE as CHECKPOINT
+from featcal.train.checkpoint import OtherRun
 from featcal.train.checks import Diverged
 from featcal.train.finish import Pixels, scores_of, write_pack_of, write_run
 from featcal.train.folder import PACK
 from featcal.train.watch import Batches
 
+DATA_SIDE = ("mixup", "smoothing")
 SHOWN = ("accuracy", "ece", "nll")
 HEADINGS = ("epoch", "rate", "loss", "val accuracy", "val ECE", "seconds")
 WIDTHS = (9, 10, 10, 14, 10, 9)
@@ -109,8 +113,11 @@ class Job:
         yield f"{self.splits.name}: {counts} ({self.splits.how})"
         how = f"batch {recipe.batch}, {recipe.optimizer}, rate {recipe.lr:g}, {recipe.schedule}"
         how += f", gradients clipped to {recipe.clip_norm:g}" if recipe.clip_norm else ""
+        how += "".join(f", {k} {getattr(recipe, k):g}" for k in DATA_SIDE if getattr(recipe, k))
         plural = "" if recipe.epochs == 1 else "s"
-        yield f"{request.network}, {request.loss!r}: {recipe.epochs} epoch{plural}, {how}"
+        options = "".join(f", {key} {value}" for key, value in request.options.items())
+        what = f"{request.network}{options}, {request.loss!r}"
+        yield f"{what}: {recipe.epochs} epoch{plural}, {how}, seed {recipe.seed}"
         where = self.engine.as_json()
         tricks = [key for key in ("compiled", "graph") if where[key]]
         several = [f"{dist.world()} processes"] if dist.world() > 1 else []
@@ -124,7 +131,8 @@ class Job:
         seconds = [epoch.seconds for epoch in history]
         return {
             **{"dataset": self.splits.name, "network": request.network},
-            **{"network_options": request.options, "classes": len(self.splits.class_names)},
+            "network_options": request.options_for(self.splits),
+            "classes": len(self.splits.class_names),
             **{"loss": repr(request.loss), "seed": request.seed},
             "recipe": {**request.recipe.as_json(), "reduction": request.loss.reduction},
             **self.engine.as_json(),
@@ -151,7 +159,8 @@ class Job:
                     facts=facts,
                     head=request.head,
                 )
-        record = write_run(request.output, model, history, {**facts, "scores": scores})
+        names = {"class_names": self.splits.class_names, "image_size": self.splits.train.size}
+        record = write_run(request.output, model, history, {**facts, **names, "scores": scores})
         if request.as_json:
             print_json({**record, "output": str(request.output)})
             return
@@ -175,17 +184,24 @@ class EpochLines:
         cells = (f"{epoch.epoch}/{self.epochs}", f"{epoch.rate:.4g}", f"{epoch.loss:.4f}", *seen)
         line = " ".join(map(str.rjust, (*cells, f"{epoch.seconds:.1f}"), WIDTHS))
         # Not by rich, which would write through the bar; flushed for whoever follows a file.
-        print(line if self.begun else f"{HEADING}\n{line}", flush=True)
+        try:
+            print(line if self.begun else f"{HEADING}\n{line}", flush=True)
+        except BrokenPipeError:  # nobody reads any more: as Ctrl-C, so that what is done is kept
+            signal.raise_signal(signal.SIGINT)
         self.begun = True
 
 
 @contextmanager
 def _in_options() -> Iterator[None]:
-    """What to change in a run that diverged, in the words of the command line."""
+    """What to change, in the words of the command line."""
     try:
         yield
     except Diverged as error:
         raise InputError(error.sentence("--lr", "--clip-norm")) from error
+    except OtherRun as error:
+        raise InputError(error.sentence(option_of)) from error
+    except InputError as error:
+        raise as_typed(error) from error
 
 
 @contextmanager

@@ -13,11 +13,12 @@ import torch
 from torch import nn
 
 from featcal.cli.target import named_function
+from featcal.cli.train_words import as_typed
 from featcal.core.call_text import NO_LITERAL
 from featcal.core.errors import InputError
 from featcal.datasets import ImageData, Splits, load_images, normalisations, split
 from featcal.datasets.normalise import TestNorm
-from featcal.datasets.split import PUBLISHED_VAL
+from featcal.datasets.split import default_val
 from featcal.losses import TrainingLoss, parse_loss
 from featcal.models import MODELS, build, network_options
 from featcal.train import Engine, Recipe, published_loss
@@ -162,14 +163,9 @@ class TrainRequest:
             found = load_images(
                 self.dataset, self.data, download=self.download, image_size=self.image_size
             )
-        except InputError as error:  # in the words of the command line
-            raise InputError(str(error).replace("download=True", "--download")) from error
-        return split(found, val=self._val(found), held_out=self._held_out(found))
-
-    def _val(self, found: ImageData) -> int | None:
-        if self.val is None and found.val is None:
-            return _a_tenth(found)
-        return self.val
+            return split(found, val=self.val, held_out=self._held_out(found))
+        except InputError as error:
+            raise as_typed(error) from error
 
     def _held_out(self, found: ImageData) -> int:
         if self.held_out is None:
@@ -182,8 +178,9 @@ class TrainRequest:
 
     def _as_many_as_val(self, found: ImageData) -> int:
         """What the published AdaFocal adapts to is val itself; a large one would cost too much."""
-        val = self._val(found) if found.val is None else len(found.val)
-        return max(1, min(val or 0, len(found.train) // 10))
+        images = len(found.train)
+        val = (self.val or default_val(images)) if found.val is None else len(found.val)
+        return max(1, min(val, images // 10))
 
     def normalise(self, splits: Splits) -> Pixels:
         """The published values of CIFAR; those of the training images of any other data."""
@@ -191,15 +188,18 @@ class TrainRequest:
             return normalisations(splits.name, measure=splits.train)
         return normalisations(self.dataset, self.test_norm)
 
+    def options_for(self, splits: Splits) -> dict[str, Any]:
+        """The network's options with what the images ask of it: all that it is built again by."""
+        if self.is_function or "image_size" not in network_options(self.network):
+            return self.options
+        return {"image_size": splits.train.size[0], **self.options}
+
     def build(self, splits: Splits) -> nn.Module:
         """The network for these images, with weights drawn by the seed."""
         classes = len(splits.class_names)
         torch.manual_seed(self.seed)
         if not self.is_function:
-            sizes = {"image_size": splits.train.size[0]}
-            known = network_options(self.network)
-            fitting = {key: value for key, value in sizes.items() if key in known}
-            return build(self.network, classes, **(fitting | self.options))
+            return build(self.network, classes, **self.options_for(splits))
         function = named_function(self.network)
         try:
             inspect.signature(function).bind(classes, **self.options)
@@ -215,8 +215,3 @@ class TrainRequest:
                 "torch.nn.Module, for a number of classes"
             )
         return model
-
-
-def _a_tenth(found: ImageData) -> int:
-    """Of CIFAR's training images the published 5,000; of a small data set as large a part."""
-    return max(1, min(PUBLISHED_VAL, len(found.train) // 10))

@@ -180,6 +180,9 @@ def _check_folder(path: Path) -> None:
         raise InputError(f'{path} is an .npz file, not a feature pack: import it with "{command}"')
     if (path / MANIFEST).is_file():
         return
+    inside = path / "pack"  # where `featcal train` leaves the one of a run
+    if (inside / MANIFEST).is_file():
+        raise InputError(f"{path} is not a feature pack, but the folder of a run: give {inside}")
     why = f"it has no {MANIFEST}"
     if not path.is_dir():
         why = "it is a file, not a folder" if path.exists() else "it does not exist"

@@ -52,9 +52,14 @@ def decoded(path: Path, prepare: Callable[[Image], Image] | None = None) -> Byte
         raise
     except (*DAMAGE, Image.DecompressionBombError) as error:
         raise InputError(
-            f"{path} cannot be read as an image ({error}): copy it again or remove it"
+            f"{path} cannot be read as an image ({_why(error, path)}): copy it again or remove it"
         ) from error
     return np.array(image if prepare is None else prepare(image))
+
+
+def _why(error: Exception, path: Path) -> str:
+    """Pillow's reason, without the path that the sentence begins with."""
+    return str(error).replace(f" {str(path)!r}", "")
 
 
 def _check_depth(path: Path, mode: str) -> None:

@@ -8,6 +8,8 @@ it is val and the rest is test, by the published cut (`imagenet_split`).
 from __future__ import annotations
 
 import os
+from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ENDS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
+CLUTTER = {"thumbs.db", "desktop.ini"}  # Windows leaves them, and nobody means them
 GIB = 2**30
 PUBLISHED_RESIZE = {224: 256}
 Listing = dict[str, list[Path]]  # the files of each class
@@ -49,7 +52,8 @@ def read_folders(
     """
     need_pillow()
     side = _side(image_size, resize)
-    listings = _listings(folder)
+    others: Counter[str] = Counter()
+    listings = _listings(folder, others)
     _check_val_alone(folder, listings)
     _check_memory(listings, image_size, memory_gib)
     classes = tuple(listings["train"])
@@ -57,7 +61,7 @@ def read_folders(
         part: _read(listing, classes, partial(fitted, side=side, size=image_size), part)
         for part, listing in listings.items()
     }
-    return _data(folder.resolve().name, classes, parts)
+    return replace(_data(folder.resolve().name, classes, parts), note=_left_out(others))
 
 
 def _side(image_size: int, resize: int | None) -> int:
@@ -97,9 +101,18 @@ def fitted(image: Image, side: int, size: int) -> Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def _listings(folder: Path) -> dict[str, Listing]:
+def _left_out(others: Counter[str]) -> str:
+    """A word on files that look as if they might have been meant."""
+    if not others:
+        return ""
+    ends = ", ".join(sorted(others)[:5])
+    plural = "s that are no images" if others.total() > 1 else " that is no image"
+    return f"left out: {others.total()} file{plural} ({ends})"
+
+
+def _listings(folder: Path, others: Counter[str]) -> dict[str, Listing]:
     """The files of every part that is there."""
-    found = {part: _listing(folder / part) for part in ("train", "val", "test")}
+    found = {part: _listing(folder / part, others) for part in ("train", "val", "test")}
     listings = {part: listing for part, listing in found.items() if listing is not None}
     if len(listings) < 2:
         raise InputError(
@@ -129,14 +142,14 @@ def _check_val_alone(folder: Path, listings: dict[str, Listing]) -> None:
         )
 
 
-def _listing(part: Path) -> Listing | None:
+def _listing(part: Path, others: Counter[str]) -> Listing | None:
     """The image files of each class of a part, sorted by name so that every machine agrees."""
     if not part.is_dir():
         return None
     classes = sorted(path for path in part.iterdir() if path.is_dir() and path.name[0] != ".")
     if not classes:
         raise InputError(f"{part} has no folders: put the images into a folder for each class")
-    listing = {path.name: _image_files(path) for path in classes}
+    listing = {path.name: _image_files(path, others) for path in classes}
     empty = [name for name, files in listing.items() if not files]
     if empty:
         raise InputError(
@@ -146,13 +159,19 @@ def _listing(part: Path) -> Listing | None:
     return listing
 
 
-def _image_files(folder: Path) -> list[Path]:
+def _image_files(folder: Path, others: Counter[str]) -> list[Path]:
+    """The images, sorted; what else is there and does not hide is counted by how its name ends."""
     # Not rglob, which leaves out what it may not read without a word.
-    found = (
+    found = [
         Path(top) / name for top, _, names in os.walk(folder, onerror=_refuse) for name in names
-    )
-    files = (path for path in found if path.suffix.lower() in ENDS)
-    return sorted(path for path in files if path.name[0] != "." and path.is_file())
+    ]
+    seen = [path for path in found if path.name[0] != "." and path.name.lower() not in CLUTTER]
+    others.update(path.suffix.lower() or path.name for path in seen if not _is_image(path))
+    return sorted(path for path in seen if _is_image(path) and path.is_file())
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in ENDS
 
 
 def _refuse(error: OSError) -> NoReturn:

@@ -74,6 +74,7 @@ class ImageData:
         test: The images to judge by.
         val: The images to fit calibrators on, where the data set has such a part of its own.
         how: Where that part comes from.
+        note: What else there is to say of how it was read.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ImageData:
     test: Images
     val: Images | None = None
     how: str = "val: the data set's own"
+    note: str = ""
 
     def __post_init__(self) -> None:
         """Refuses parts that do not belong together."""

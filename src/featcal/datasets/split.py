@@ -53,13 +53,19 @@ def imagenet_split(n: int = 50_000) -> tuple[Tensor, Tensor]:
     return order[: n // 5], order[n // 5 :]
 
 
+def default_val(images: int) -> int:
+    """Of CIFAR's training images the published 5,000; of a small data set as large a part."""
+    return max(1, min(PUBLISHED_VAL, images // 10))
+
+
 def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Splits:
     """Cuts a data set into what a training run uses.
 
     Args:
         data: The data set as published.
         val: How many training images are kept for calibration, by `published_split`; by default
-            5,000, or none where the data set has a val part of its own, which is then used.
+            `default_val` of them, or none where the data set has a val part of its own, which is
+            then used.
         held_out: How many more are kept for a loss that watches its own calibration (AdaFocal):
             cut from what would be trained on, never from val.
 
@@ -74,6 +80,7 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
     if held_index is not None:
         which = "training images" if val_index is None else "that are left"
         how += f"; held out: the first {held_out} of the {len(rest)} {which}, shuffled {BY_SEED}"
+    how += f"; {data.note}" if data.note else ""
     return Splits(
         name=data.name,
         class_names=data.class_names,
@@ -96,7 +103,8 @@ def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | N
                 "images: leave val out"
             )
         return torch.arange(len(data.train)), None, data.how
-    count, images = PUBLISHED_VAL if val is None else val, len(data.train)
+    images = len(data.train)
+    count = default_val(images) if val is None else val
     if count >= images:
         raise InputError(
             f"split: val={count} of {images} training images leaves nothing to train on: give "

@@ -95,6 +95,7 @@ def cell_notes(rows: Iterable[Sequence[str]], groups: Iterable[Sequence[Run]]) -
         count = " to ".join(str(n) for n in dict.fromkeys((several[0], several[-1])))
         agree = " An arrow beside it: so for each seed." if _arrows(cells) else ""
         told = f"Mean over {count} seeds, and half the distance from the lowest to the highest."
+        told += " c is the mean of those that clip." if any(map(_mean_threshold, cells)) else ""
         notes.append((SPREAD, f"{told} Cells without it are of one seed.{agree}"))
     if _arrows(cells):
         notes.append(ARROWS)
@@ -103,6 +104,10 @@ def cell_notes(rows: Iterable[Sequence[str]], groups: Iterable[Sequence[Run]]) -
     if MISSING in cells:
         notes.append((MISSING, "Not trained."))
     return notes
+
+
+def _mean_threshold(cell: str) -> bool:
+    return SPREAD in cell and "(" in cell and f"({NOOP})" not in cell
 
 
 def _arrows(cells: Iterable[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -20,7 +21,27 @@ from featcal.datasets import Images, Splits
 FILE = "checkpoint.safetensors"
 FORMAT = 2
 KEY = "featcal.train"
+NAMED = 5  # differences of two runs; of more it is enough to know that there are
+REMEDY = "choose another folder, or remove this one"
 HASHED = 2**28  # bytes of pixels: all of CIFAR, in a fifth of a second; of more, a spread sample
+
+
+@final
+class OtherRun(InputError):
+    """A checkpoint of a run with other settings."""
+
+    def __init__(self, path: Path, differences: dict[str, tuple[Any, Any]]) -> None:
+        self.path, self.differences = path, differences
+        super().__init__(self.sentence(str))
+
+    def sentence(self, name_of: Callable[[str], str]) -> str:
+        """What the file has and the run has not, by the names the reader knows it under."""
+        told = [
+            f"{name_of(key)} = {theirs}, not {ours}"
+            for key, (theirs, ours) in self.differences.items()
+        ]
+        more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
+        return f"{self.path} is of a run with {'; '.join(told[:NAMED])}{more}: {REMEDY}"
 
 
 @final
@@ -108,17 +129,16 @@ class Checkpoint:
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise self._refused("is no checkpoint of this version of featcal train")
         theirs, ours = _flat(about["settings"]), _flat(self.settings)
-        for key in sorted({*theirs, *ours}):
-            if theirs.get(key) != ours.get(key):
-                raise self._refused(
-                    f"is of a run with {key} = {theirs.get(key)}, not {ours.get(key)}"
-                )
+        pairs = {key: (theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})}
+        others = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+        if others:
+            raise OtherRun(self.path, others)
         for part, found in self.images.items():
             if about["images"].get(part) != found:
                 raise self._refused(f"is of a run with other images in {part.replace('_', ' ')}")
 
     def _refused(self, why: str) -> InputError:
-        return InputError(f"{self.path} {why}: choose another folder, or remove this one")
+        return InputError(f"{self.path} {why}: {REMEDY}")
 
 
 def fingerprints(splits: Splits) -> dict[str, str]:

@@ -13,6 +13,7 @@ from featcal.core.arguments import check_whole
 from featcal.core.errors import InputError
 from featcal.core.fitting import undisturbed
 from featcal.datasets import Normalisation, Splits
+from featcal.datasets.split import default_val
 from featcal.losses import TrainingLoss
 from featcal.train.engine import Engine
 from featcal.train.recipe import Recipe
@@ -54,6 +55,8 @@ def check_kinds(**given: object) -> None:
     """Refuses arguments of another kind than they must be."""
     for name, value in given.items():
         kind, remedy = KINDS[name]
+        if kind is TrainingLoss and isinstance(value, str):
+            remedy = f"parse_loss({value!r})"
         if not isinstance(value, kind):
             raise InputError(f"{name} is {_what(value)}: give {remedy}")
 
@@ -83,7 +86,8 @@ def check_request(splits: Splits, loss: TrainingLoss, recipe: Recipe) -> None:
         )
     if loss.needs_held_out and splits.held_out is None:
         raise InputError(
-            f"{loss!r} adapts to rows of its own: cut them from train with split(held_out=5000)"
+            f"{loss!r} adapts to rows of its own: cut them from train, such as with "
+            f"split(..., held_out={default_val(rows)})"
         )
 
 

@@ -9,13 +9,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import final
 
+# Ctrl-C; what Slurm and docker send before they kill; a terminal that was closed.
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
+NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+
 
 @final
 class Interrupts:
     """Whether somebody has asked the run to stop.
 
     Attributes:
-        asked: True from the first Ctrl-C on. A second one does not wait for the end of the step.
+        asked: True from the first signal on. A second one does not wait for the end of the step.
     """
 
     def __init__(self) -> None:
@@ -23,19 +27,24 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Notes Ctrl-C in the block instead of raising; other threads never see one."""
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or not callable(before):
+        """Notes signals in the block instead of ending it; other threads never see one."""
+        if threading.current_thread() is not threading.main_thread():
             yield
             return
+        found = {number: signal.getsignal(number) for number in NUMBERS}
+        # What is ignored (nohup) stays so, and what is not Python's cannot be put back.
+        before = {n: was for n, was in found.items() if was not in (signal.SIG_IGN, None)}
 
         def note(number: int, frame: FrameType | None) -> None:
             if self.asked:
-                before(number, frame)
+                signal.signal(number, before[number])
+                signal.raise_signal(number)
             self.asked = True
 
-        signal.signal(signal.SIGINT, note)
+        for number in before:
+            signal.signal(number, note)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, was in before.items():
+                signal.signal(number, was)

@@ -61,8 +61,9 @@ def train(
     """Trains a model in place and returns what was said of every epoch.
 
     With a folder, the state is kept there now and then, and a run that was killed goes on from it
-    when it is started again; on a CPU it then ends with the same weights, bit for bit. Ctrl-C waits
-    for the end of a step then, and the state is kept; a second Ctrl-C does not wait.
+    when it is started again; on a CPU it then ends with the same weights, bit for bit. Ctrl-C,
+    SIGTERM and SIGHUP wait for the end of a step then, the state is kept, and KeyboardInterrupt is
+    raised; a second one does not wait.
 
     Args:
         model: makes logits (n, k) of images (n, 3, h, w); moved to the device, and in eval mode
