@@ -6,8 +6,10 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 
-from cli_cases import done
+import pytest
+from cli_cases import done, refused
 from safetensors.torch import load_file
 from train_cases import words
 
@@ -66,12 +68,29 @@ def test_a_reader_that_goes_away_costs_nothing(train_project):
     assert (train_project / "run" / "checkpoint.safetensors").exists()
 
 
-def test_of_two_processes_one_refuses(train_project):
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--loss", "fokal"), "did you mean focal"),
+        (("--batch", "15"), "--batch is 15: give a multiple of the 2 processes"),
+        (("--val", "80"), "--val 80 of 80 training images leaves nothing"),
+    ],
+)
+def test_of_two_processes_one_refuses(more, said, train_project):
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    ran = process(*torchrun, "-m", "featcal", *words("both", "--loss", "fokal"))
+    ran = process(*torchrun, "-m", "featcal", *words("both", *more))
     assert ran.returncode != 0
-    assert ran.stderr.count("did you mean focal") == 1
+    assert ran.stderr.count(said) == 1
     assert not (train_project / "both").exists()
+
+
+def test_what_another_process_alone_refuses_is_said_too(train_project, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr("featcal.cli.train.PATIENCE", 0.2)
+    started = time.monotonic()
+    assert "did you mean focal" in refused(*words("run", "--loss", "fokal"))
+    assert time.monotonic() - started > 0.2
 
 
 def test_two_processes_share_the_work_and_one_speaks(train_project):

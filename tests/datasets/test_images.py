@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from featcal import InputError
-from featcal.datasets import ImageData, Images
+from featcal.datasets import ImageData, Images, Splits
 
 
 def some(n=6, *, size=4, classes=3):
@@ -50,6 +50,12 @@ def test_no_images_are_refused():
 def test_parts_of_several_sizes_are_refused():
     with pytest.raises(InputError, match=r"images of val are \(5, 5\) and those of train \(4, 4\)"):
         ImageData("x", ("a", "b", "c"), some(), some(), some(size=5))
+
+
+def test_held_out_images_of_another_size_are_refused():
+    parts = {"train": some(), "val": some(), "test": some(), "held_out": some(size=5)}
+    with pytest.raises(InputError, match=r"images of held_out are \(5, 5\)"):
+        Splits(name="x", class_names=tuple("abc"), train_index=None, val_index=None, **parts)
 
 
 def test_labels_without_a_class_are_refused():

@@ -120,6 +120,13 @@ def test_bins_without_rows_keep_their_gamma():
     assert found.gammas[1:].tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("switch", [0.2, 0.25, 0.35])  # float32 holds more, the same, less
+def test_a_gamma_at_the_switch_stays_where_no_row_moves_it(switch):
+    logits, labels = torch.tensor([[2.0, 0.0]]).repeat(9, 1), torch.zeros(9, dtype=torch.int64)
+    loss = AdaFocal(bins=4, switch=switch, start=switch)
+    assert torch.equal(loss.updated(logits, labels).gammas[1:], loss.gammas[1:])
+
+
 @pytest.mark.parametrize("rows", [1, 2, 14])
 def test_fewer_rows_than_bins_are_enough(rows, batch):
     found = AdaFocal().updated(*batch(rows))
@@ -162,6 +169,11 @@ def test_state_names_the_tensors_themselves(batch):
         loss.state()[key].copy_(value)
     logits, labels = batch()
     assert torch.equal(loss(logits, labels), other(logits, labels))
+
+
+def test_its_state_goes_with_it_to_a_device():
+    moved = AdaFocal().to("meta")
+    assert [kept.device.type for kept in moved.state().values()] == ["meta", "meta"]
 
 
 def test_it_asks_for_rows_of_its_own():

@@ -109,6 +109,11 @@ def test_the_balancing_gamma_is_the_root_of_its_equation(p):
     assert got == pytest.approx(brentq(excess, peak, 50 / p, xtol=1e-13), rel=1e-6)
 
 
+def test_the_balancing_gamma_of_float32_is_computed_in_float64():
+    probs = torch.tensor([1e-20, 0.02, 0.2, 0.4, 0.49, 0.499])
+    assert torch.equal(balancing_gamma(probs), balancing_gamma(probs.double()).float())
+
+
 def test_gamma_falls_from_huge_to_none():
     probs = torch.tensor([0.0, 1e-35, 1e-30, 1e-6, 0.1, 0.2, 0.4, 0.5, 0.7, 1.0])
     gamma = balancing_gamma(probs)

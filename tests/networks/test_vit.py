@@ -83,6 +83,12 @@ def test_patches_are_read_row_by_row():
             torch.testing.assert_close(patches[4 * row + column], wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_first_weights():
+    model = build("vit", 5, **SMALL)
+    assert not model.token.any()
+    assert model.places.std().item() == pytest.approx(0.02, rel=0.25)
+
+
 @torch.no_grad()
 def test_training_mode_changes_nothing():
     model, images = build("vit", 5, **SMALL), torch.randn(4, 3, 16, 16)

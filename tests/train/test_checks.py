@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import HALF, RECIPE, made_images, made_splits, small, trained
+from tiny import CLASSES, HALF, RECIPE, made_images, made_splits, small, trained
 from torch import nn
 
 from featcal import InputError
@@ -63,6 +63,7 @@ class Cast(nn.Module):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_outputs_of_any_precision_are_told_from_probabilities(dtype):
     trained(Cast(dtype, torch.relu))  # no number negative, and no sum of 1
+    trained(Cast(dtype, lambda z: z - z.mean(1, keepdim=True) + 1 / CLASSES))  # the reverse
     with pytest.raises(InputError, match="leave its softmax out"):
         trained(Cast(dtype, nn.Softmax(1)))
 

@@ -7,6 +7,7 @@ import torch
 from tiny import made_splits, small, trained, weights_of
 
 from featcal import InputError
+from featcal.core import dist
 from featcal.train import Engine
 from featcal.train import engine as engines
 
@@ -18,6 +19,28 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:Deprec
 def test_a_device_that_cannot_compute_is_refused(device):
     with pytest.raises(InputError, match=rf"device is '{device}'.*such as cpu or cuda"):
         Engine.best(device)
+
+
+@pytest.mark.parametrize(("processes", "graph"), [(1, True), (2, False)])
+def test_a_gpu_is_used_in_full_and_several_without_a_graph(processes, graph, monkeypatch):
+    monkeypatch.setattr(engines, "_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(dist, "world", lambda: processes)
+    found = Engine.best()
+    assert (found.precision, found.compiled, found.graph) == (torch.bfloat16, True, graph)
+    if not graph:
+        with pytest.raises(InputError, match="needs one process on a GPU: leave it out"):
+            Engine.best(graph=True)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("before", [True, False])
+def test_cudnn_tries_its_ways_unless_it_must_repeat_itself(deterministic, before, monkeypatch):
+    cudnn = torch.backends.cudnn
+    monkeypatch.setattr(cudnn, "deterministic", deterministic)
+    monkeypatch.setattr(cudnn, "benchmark", before)
+    with Engine.best("cpu").at_work():
+        assert cudnn.benchmark is not deterministic
+    assert cudnn.benchmark is before
 
 
 def test_this_torch_has_every_option_that_is_asked_for():

@@ -26,6 +26,19 @@ def test_pack_and_scores_have_each_split_in_its_own_pixels(tmp_path):
         assert scores[name] == Watched.of(logits, images.labels).as_json()
 
 
+def test_pack_and_scores_are_made_without_tf32(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    splits, model, seen = made_splits(), small().eval(), []
+    model.head.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
+    scores_of(model, splits, (HALF, HALF))
+    assert seen
+    assert not any(seen)
+    seen.clear()
+    write_pack_of(model, splits, tmp_path, normalise=(HALF, HALF), network="n", facts={})
+    assert seen
+    assert not any(seen)
+
+
 def test_folders_may_be_text(tmp_path):
     model, history = trained(folder=str(tmp_path))
     write_run(str(tmp_path), model, history, {})

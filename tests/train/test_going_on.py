@@ -21,6 +21,7 @@ from featcal import InputError
 from featcal.core.progress import listen
 from featcal.losses import CE, AdaFocal, FLSc, Focal
 from featcal.train import checkpoint
+from featcal.train import run as loop
 from featcal.train.finish import write_run
 
 
@@ -72,12 +73,42 @@ def test_dropout_survives_a_kill(tmp_path):
     assert same(weights_of(whole), weights_of(model))
 
 
+def tied(seed=0):
+    model = small(seed)
+    model.again = model.head  # two names of the same memory, which safetensors refuses
+    return model
+
+
+def test_tied_weights_survive_a_kill_and_are_written(tmp_path):
+    whole, _ = trained(model=tied())
+    run_until_killed(tmp_path, 9, model=tied())
+    model, history = trained(model=tied(seed=5), folder=tmp_path)
+    assert same(weights_of(whole), weights_of(model))
+    write_run(tmp_path, model, history, {})
+
+
 def test_how_often_a_checkpoint_is_written_changes_nothing(tmp_path):
     for name in ("often", "never"):
         (tmp_path / name).mkdir()
     often, _ = trained(folder=tmp_path / "often", checkpoint_every=0.0)
     never, _ = trained(folder=tmp_path / "never", checkpoint_every=1e9)
     assert same(weights_of(often), weights_of(never))
+
+
+def test_a_checkpoint_is_written_when_its_seconds_are_over_and_at_the_end(tmp_path, monkeypatch):
+    now, kept = [0.0], []
+
+    def noted(self, model, optimizer, loss, position):
+        kept.append(7 * position.epoch + position.step)  # seven steps an epoch
+
+    def ten_seconds_a_step(label, done, of):
+        now[0] = 10.0 * done
+
+    monkeypatch.setattr(loop, "monotonic", lambda: now[0])
+    monkeypatch.setattr(checkpoint.Checkpoint, "save", noted)
+    with listen(ten_seconds_a_step):
+        trained(folder=tmp_path, checkpoint_every=40.0)
+    assert kept == [4, 8, 12, 16, 20, 21]
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path):
@@ -96,6 +127,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
         ({"recipe": replace(RECIPE, lr=0.05)}, "a run with recipe.lr = 0.1, not 0.05:"),
         ({"loss": Focal()}, "a run with loss = ce, not focal"),
         ({"splits": made_splits(train=90)}, "a run with rows = 100, not 90"),
+        ({"about": {"network": "vit"}}, "a run with network = None, not vit"),
     ],
 )
 def test_the_checkpoint_of_another_run_is_refused(changes, words, tmp_path):
@@ -148,6 +180,13 @@ def test_many_images_are_told_apart_by_a_sample(monkeypatch):
     assert sample != whole
     assert sample == checkpoint._fingerprint(made_images(100))
     assert sample != checkpoint._fingerprint(made_images(100, seed=1))
+
+
+@pytest.mark.parametrize("row", [0, 7, 8, 99])
+def test_a_single_changed_pixel_is_noticed(row):
+    images, other = made_images(100), made_images(100)
+    other.pixels[row, 3, 5, 1] += 1
+    assert checkpoint._fingerprint(images) != checkpoint._fingerprint(other)
 
 
 def test_the_seconds_before_a_kill_count(tmp_path):

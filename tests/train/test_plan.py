@@ -1,5 +1,7 @@
 """The plan of an epoch: every row once, the same for the same seed, nothing global touched."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,7 @@ def test_the_same_seed_and_epoch_give_the_same_plan_and_others_others():
     one = Plan.of(Recipe(seed=3), 5, 500).rows
     again = Plan.of(Recipe(seed=3), 5, 500).rows
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
-    for seed, epoch in ((3, 6), (4, 5)):
+    for seed, epoch in ((3, 6), (4, 5), (4, 4), (2, 6)):  # two of them of the same sum
         assert not torch.equal(one.images, Plan.of(Recipe(seed=seed), epoch, 500).rows.images)
 
 
@@ -59,9 +61,11 @@ def test_mixing_weights_follow_the_beta_distribution():
     assert weight.var() == pytest.approx(0.25 / 2, abs=0.01)  # of Beta(a, a): 1 / (8a + 4)
 
 
-def test_mixing_weights_differ_from_epoch_to_epoch():
-    one, two = (Plan.of(Recipe(mixup=0.5, batch=10), e, 100).rows.weight for e in (0, 1))
-    assert not torch.equal(one, two)
+@pytest.mark.parametrize(("seed", "epoch"), [(1, 1), (2, 0)])
+def test_mixing_weights_differ_from_epoch_to_epoch_and_from_seed_to_seed(seed, epoch):
+    recipe = Recipe(mixup=0.5, batch=10)
+    other = Plan.of(replace(recipe, seed=seed), epoch, 100).rows.weight
+    assert not torch.equal(Plan.of(recipe, 0, 100).rows.weight, other)
 
 
 def test_global_random_states_are_left_alone():

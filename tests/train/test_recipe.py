@@ -126,6 +126,7 @@ def test_cosine_ends_near_zero_and_is_half_at_half():
         ({"schedule": "step"}, "schedule is 'step': choose steps or cosine"),
         ({"optimizer": "adam"}, "optimizer is 'adam': choose sgd or adamw"),
         ({"drops": (0.5, 2.0)}, "drops is"),
+        ({"drops": (0.0, 0.5)}, "drops is"),
         ({"smoothing": 1.0}, "smoothing is 1.0"),
         ({"mixup": True}, "mixup is True"),
         ({"seed": -1}, "seed is -1"),

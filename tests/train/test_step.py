@@ -6,6 +6,7 @@ from tiny import CLASSES, HALF, made_images, same, small, weights_of
 from torch.nn.functional import cross_entropy, one_hot
 
 from featcal import InputError
+from featcal.core import dist
 from featcal.losses import CE, Brier, Focal
 from featcal.train import Recipe
 from featcal.train.feed import Feed, mixed_images
@@ -121,6 +122,16 @@ def test_the_short_last_batch_is_taken_too():
     once, _ = stepped(Recipe(batch=48), CE(), steps=1)
     assert len(losses) == 2
     assert not same(weights_of(model), weights_of(once))
+
+
+@pytest.mark.parametrize(("rows", "usual"), [(8, True), (4, False), (16, False)])
+def test_a_process_s_share_of_a_batch_is_of_the_usual_size(rows, usual, monkeypatch):
+    recipe, model = Recipe(batch=16), small()
+    feed = Feed(made_images(64), HALF, CPU)
+    optimizer = optimizer_of(model, recipe)
+    step = Step(model, model, feed, CE(), optimizer, recipe, torch.float32)
+    monkeypatch.setattr(dist, "world", lambda: 2)
+    assert step.is_usual(next(Plan.of(Recipe(batch=rows), 0, 64).steps())) is usual
 
 
 def test_adamw_moves_every_weight():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Any
 import click
 
 from featcal.cli.commands import (
-    BAD_INPUT,
     HEAD,
     INTERRUPTED,
     JSON,
@@ -29,6 +29,7 @@ from featcal.train.checkpoint import FILE as CHECKPOINT
 from featcal.train.engine import PRECISIONS, launched_rank
 from featcal.train.folder import made_folder
 
+PATIENCE = 5.0  # seconds; torchrun looks at its processes ten times in one
 ABOVE_ZERO = click.FloatRange(0, min_open=True)
 OPTIONS: tuple[Callable[[Any], Any], ...] = (
     output_option("The folder to make."),
@@ -150,8 +151,8 @@ def train(**options: Any) -> None:  # noqa: ANN401 - TrainRequest names them and
     Example: featcal train cifar10 wrn16x4 -o run --data data --loss "focal(gamma=3)" --budget 0.1
     """
     request = TrainRequest(**options)
-    _check(request)
-    with ExitStack() as stack:
+    with _in_turn(), ExitStack() as stack:
+        request.check()
         with processes(request.device):
             first = dist.rank() == 0
             stack.enter_context(_heard(request, first))
@@ -165,14 +166,19 @@ def train(**options: Any) -> None:  # noqa: ANN401 - TrainRequest names them and
             job.finish(history, facts)
 
 
-def _check(request: TrainRequest) -> None:
-    """Refuses what cannot be done; of several processes one says so, for all are asked the same."""
+@contextmanager
+def _in_turn() -> Iterator[None]:
+    """Of several processes that refuse the same, the first says so.
+
+    The others wait for torchrun to end them with it. Were they to leave at once, torchrun would
+    end the first, maybe before it has spoken; what one of them alone refuses is said late.
+    """
     try:
-        request.check()
+        yield
     except InputError:
-        if launched_rank() == 0:
-            raise
-        raise click.exceptions.Exit(BAD_INPUT) from None
+        if launched_rank() > 0:
+            time.sleep(PATIENCE)
+        raise
 
 
 @contextmanager

@@ -126,7 +126,8 @@ class AdaFocal(RowLoss):
         old = self.gammas.to(gap)
         sign = old.sign()
         new = old * (sign * self.rate * gap).exp()
-        new = torch.where(new.abs() < self.switch, -sign * self.switch, new)
+        switch = torch.full_like(self.gammas, self.switch).to(gap)  # as float32 holds it
+        new = torch.where(new.abs() < switch, -sign * switch, new)
         return new.clamp(self.smallest, self.largest).to(self.gammas)
 
     def state(self) -> dict[str, Tensor]:
