@@ -256,6 +256,14 @@ def test_a_signal_long_before_the_first_checkpoint_keeps_what_is_done(name, proj
     assert whole.read_bytes() == run.read_bytes()
 
 
+def test_without_a_pack_it_says_how_to_get_one(project):
+    said = done(*words("run", "--no-pack", epochs=1)).out.splitlines()
+    assert said[-2:] == [
+        "Wrote run",
+        "No pack was made (--no-pack): featcal collect makes one of a network of yours",
+    ]
+
+
 def test_what_changes_the_result_is_in_the_first_lines(project):
     more = ("--mixup", "0.2", "--smoothing", "0.1", "--seed", "3", "--network-option", "width=5")
     line = done(*words("run", *more, epochs=1)).out.splitlines()[1]

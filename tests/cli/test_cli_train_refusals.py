@@ -83,6 +83,7 @@ def test_an_option_the_network_has_not(train_project, monkeypatch):
         ("train_nets:tiny", ("--checkpoint-every", "nan"), ["checkpoint_every is nan"]),
         ("train_nets:twice", (), ["head", "here: --head PATH, or --no-pack"]),
         ("train_nets:sure", (), ["gives probabilities", "leave its softmax out"]),
+        ("train_nets:pair", ("--no-pack",), ["the model gives tuple of two images"]),
         ("train_nets:tiny", ("--head", "0"), ["'0'"]),
         ("train_nets:binary", (), ["2", "10"]),
         (
@@ -190,3 +191,23 @@ def test_other_images_do_not_go_on(train_project, tmp_path, monkeypatch):
     monkeypatch.setattr("featcal.cli.train_request.load_images", darker)
     said = refused(*words(tmp_path / "run", "--lr", "1e30"))
     assert "is of a run with other images in train: choose another folder" in said
+
+
+@pytest.mark.parametrize("more", [(), ("--no-pack",)])
+def test_images_that_a_network_cannot_take(more, train_project):
+    made.write_folders(train_project / "pets")
+    given = ("train", "folder", "densenet121", "-o", "run", "--data", "pets", "--image-size", "4")
+    small = ("--network-option", "growth=2", "--batch", "16", "--epochs", "1", *more)
+    said = refused(*given, *small)
+    assert "densenet121 cannot take images of 4 x 4 pixels (" in said
+    assert said.endswith("): give a larger --image-size\n")
+    assert not (train_project / "run").exists()
+
+
+def test_a_network_of_the_user_s_that_fails_says_what_it_was_given(train_project):
+    made.write_folders(train_project / "pets")
+    given = ("train", "folder", "train_nets:tiny", "-o", "run", "--data", "pets")
+    with pytest.raises(RuntimeError) as caught:
+        featcal(*given, "--image-size", "2", "--batch", "16", "--epochs", "1")
+    told = "train_nets:tiny was given two images of 2 x 2 pixels, of shape (2, 3, h, w)"
+    assert caught.value.__notes__ == [told]

@@ -21,6 +21,7 @@ from featcal.cli.train_request import TrainRequest
 from featcal.cli.train_words import as_typed, option_of
 from featcal.core import dist
 from featcal.core.errors import InputError
+from featcal.core.fitting import undisturbed
 from featcal.data import Pack
 from featcal.data.collect import collect
 from featcal.datasets import Splits
@@ -68,10 +69,13 @@ class Job:
         with _bar():
             splits = _read(request)
         pixels, model = request.normalise(splits), request.build(splits)
+        two = splits.val.rows(torch.arange(min(2, len(splits.val))))
+        batches = Batches(two, pixels[0], torch.device("cpu"))
+        with _fed_with(two.size, request):
+            _try(model, batches)
         if not request.no_pack:
-            two = splits.val.rows(torch.arange(min(2, len(splits.val))))
             with _or_no_pack():
-                collect(model, Batches(two, pixels[0], torch.device("cpu")), head=request.head)
+                collect(model, batches, head=request.head)
         return cls(request, splits, pixels, model, engine, aloud)
 
     def trained(self) -> tuple[Epoch, ...]:
@@ -204,6 +208,28 @@ def _in_options() -> Iterator[None]:
         raise as_typed(error) from error
 
 
+@torch.no_grad()
+def _try(model: nn.Module, batches: Batches) -> None:
+    images, _ = next(iter(batches))
+    with undisturbed(model):
+        model(images)
+
+
+@contextmanager
+def _fed_with(size: tuple[int, int], request: TrainRequest) -> Iterator[None]:
+    """Says what a network was fed with that cannot take it."""
+    try:
+        yield
+    except RuntimeError as error:
+        images = f"images of {size[0]} x {size[1]} pixels"
+        if request.is_function:  # the traceback leads to the line
+            error.add_note(f"{request.network} was given two {images}, of shape (2, 3, h, w)")
+            raise
+        raise InputError(
+            f"{request.network} cannot take {images} ({error}): give a larger --image-size"
+        ) from error
+
+
 @contextmanager
 def _or_no_pack() -> Iterator[None]:
     """What to type for a network whose features cannot be had."""
@@ -241,6 +267,7 @@ def _conclusion(request: TrainRequest, pack: Pack | None) -> Iterator[str]:
     """What lies where, and what to type next."""
     yield f"Wrote {request.output}"
     if pack is None:
+        yield "No pack was made (--no-pack): featcal collect makes one of a network of yours"
         return
     path = shlex.quote(str(request.output / PACK))
     recipe = "temperature" if pack.manifest.head is None else '"clip | temperature"'
