@@ -211,3 +211,13 @@ def test_a_network_of_the_user_s_that_fails_says_what_it_was_given(train_project
         featcal(*given, "--image-size", "2", "--batch", "16", "--epochs", "1")
     told = "train_nets:tiny was given two images of 2 x 2 pixels, of shape (2, 3, h, w)"
     assert caught.value.__notes__ == [told]
+
+
+def test_what_the_folder_cannot_give_is_said_of_the_options(train_project):
+    parts = {"train": 24, "val": 6, "test": 6}
+    made.write_folders(train_project / "pets", parts=parts)
+    given = ("train", "folder", "train_nets:tiny", "-o", "run", "--data", "pets")
+    said = refused(*given, "--image-size", "24", "--val", "10")
+    assert "--val 10, and pets has a val part of its own of 6 images: leave --val out" in said
+    said = refused(*given, "--image-size", "40000")
+    assert "above the limit of 16.0 GiB: give a smaller --image-size or fewer images" in said
