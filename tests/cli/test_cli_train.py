@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import sys
+from contextlib import contextmanager
 
 import made
 import pytest
@@ -240,13 +241,32 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
         assert (whole / "pack" / file).read_bytes() == (run / "pack" / file).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_long_before_the_first_checkpoint_keeps_what_is_done(name, project):
+@contextmanager
+def sent_at_step_three(number, handler):
+    """Sends this process a signal in its third step, which finds that handler in place."""
+
     def press(label, done, _):
         if (label, done) == ("training", 3):
-            os.kill(os.getpid(), getattr(signal, name))
+            os.kill(os.getpid(), number)
 
-    with listen(press):
+    before = signal.signal(number, handler)
+    try:
+        with listen(press):
+            yield
+    finally:
+        signal.signal(number, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "handler"),
+    [
+        ("SIGINT", signal.default_int_handler),
+        ("SIGTERM", signal.SIG_DFL),
+        ("SIGHUP", signal.SIG_DFL),
+    ],
+)
+def test_a_signal_long_before_the_first_checkpoint_keeps_what_is_done(name, handler, project):
+    with sent_at_step_three(getattr(signal, name), handler):
         ran = featcal(*words("run"))
     assert ran.code == 130
     assert ran.err.startswith("Interrupted: what is done is kept in run/checkpoint.safetensors;")
@@ -254,6 +274,11 @@ def test_a_signal_long_before_the_first_checkpoint_keeps_what_is_done(name, proj
     done(*words("run"))
     whole, run = (project / name / "model.safetensors" for name in ("whole", "run"))
     assert whole.read_bytes() == run.read_bytes()
+
+
+def test_under_nohup_a_closed_terminal_stops_nothing(project):
+    with sent_at_step_three(signal.SIGHUP, signal.SIG_IGN):
+        assert featcal(*words("run")).code == 0
 
 
 def test_without_a_pack_it_says_how_to_get_one(project):

@@ -203,8 +203,8 @@ def test_the_seconds_before_a_kill_count(tmp_path):
     assert history[1].seconds < 0.4
 
 
-def interrupted(steps, times=1, **options):
-    """Ctrl-C in the middle of a step, after so many whole ones."""
+def interrupted(steps, times=1, number=signal.SIGINT, **options):
+    """Ctrl-C, or another signal, in the middle of a step, after so many whole ones."""
     model, seen = small(), []
 
     def press(*_):
@@ -212,13 +212,13 @@ def interrupted(steps, times=1, **options):
             seen.append(1)
         if len(seen) == steps + 1:
             for _ in range(times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), number)
 
     model.head.register_forward_hook(press)
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
         trained(model=model, **options)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
     return len(seen)
 
 
@@ -230,6 +230,11 @@ def test_ctrl_c_keeps_the_step_under_way(steps, tmp_path):
         model, _ = trained(model=small(seed=99), folder=tmp_path)
     assert [t[1] for t in told if t[0] == "training"] == list(range(steps + 2, 22))
     assert same(weights_of(model), weights_of(trained()[0]))
+
+
+def test_what_slurm_and_docker_send_keeps_the_step_under_way(tmp_path):
+    assert interrupted(3, number=signal.SIGTERM, folder=tmp_path) == 4
+    assert (tmp_path / checkpoint.FILE).exists()
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path):
