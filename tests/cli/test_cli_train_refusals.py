@@ -200,7 +200,7 @@ def test_images_that_a_network_cannot_take(more, train_project):
     small = ("--network-option", "growth=2", "--batch", "16", "--epochs", "1", *more)
     said = refused(*given, *small)
     assert "densenet121 cannot take images of 4 x 4 pixels (" in said
-    assert said.endswith("): give a larger --image-size\n")
+    assert said.endswith("): give another --image-size, or other options of the network\n")
     assert not (train_project / "run").exists()
 
 

@@ -173,8 +173,8 @@ def train(**options: Any) -> None:  # noqa: ANN401 - TrainRequest names them and
 def _leave() -> None:
     """Ends a process that has done its part, without the end that Python makes.
 
-    It meets threads of gloo that still want something of Python, and once in forty runs it aborts,
-    which ends the others, too (seen with torch 2.13).
+    With torch 2.13 that end aborted in one of forty runs ("terminate called without an active
+    exception"; a thread of torch, we think, that still wanted Python), and ended the others, too.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -226,7 +226,8 @@ def _fed_with(size: tuple[int, int], request: TrainRequest) -> Iterator[None]:
             error.add_note(f"{request.network} was given two {images}, of shape (2, 3, h, w)")
             raise
         raise InputError(
-            f"{request.network} cannot take {images} ({error}): give a larger --image-size"
+            f"{request.network} cannot take {images} ({error}): give another --image-size, or "
+            "other options of the network"
         ) from error
 
 

@@ -51,7 +51,7 @@ def read_folders(
         memory_gib: The most memory that the pixels may take.
     """
     need_pillow()
-    side = _side(image_size, resize)
+    side = shorter_side(image_size, resize)
     others: Counter[str] = Counter()
     listings = _listings(folder, others)
     _check_val_alone(folder, listings)
@@ -64,8 +64,8 @@ def read_folders(
     return replace(_data(folder.resolve().name, classes, parts), note=_left_out(others))
 
 
-def _side(image_size: int, resize: int | None) -> int:
-    """What the shorter side becomes."""
+def shorter_side(image_size: int, resize: int | None = None) -> int:
+    """What the shorter side of an image becomes before its middle is cut out."""
     check_whole("load_images", 1, image_size=image_size)
     if resize is None:
         return PUBLISHED_RESIZE.get(image_size, image_size)
