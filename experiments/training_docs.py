@@ -7,8 +7,10 @@ there is left as it is.
 """
 
 import json
+from itertools import combinations, product
 from statistics import mean, median, stdev
 
+import torch
 from reproduction_docs import ROOT, fill
 
 from featcal.report.grids import Grid
@@ -22,6 +24,7 @@ BENCH, BENCH_DOCS = RESULTS / "bench-train.json", ROOT / "docs" / "benchmarks.md
 START = "<!-- {}: made by experiments/training_docs.py -->"
 NOTHING = "(nothing yet: filled by `python experiments/training_docs.py` from the result file)"
 OURS = "featcal"
+LOOKED = 4  # seeds that were planned; the others were made after these had been looked at
 
 
 def sections(ours):
@@ -53,7 +56,11 @@ def runs(ours):
 
 def bench_sections(results):
     """The tables of docs/benchmarks.md by name."""
-    return {"training": speed(results).document(), "loss curves": curves(results).document()}
+    return {
+        "training": speed(results).document(),
+        "loss curves": curves(results).document(),
+        "chance": chance(results).document(),
+    }
 
 
 def speed(results):
@@ -133,6 +140,35 @@ def apart(curves, alike, epoch):
 def losses_by_seed(curve, epoch):
     losses = (seed[epoch] for seed in curve["losses"])
     return dict(zip(curve["seeds"], losses, strict=True))
+
+
+def chance(results):
+    """Whether two loops lie further apart in any epoch than loops that are the same would."""
+    rows = []
+    for row in results["rows"]:
+        found = row.get("curves", {})
+        if len(found.get(OURS, {}).get("seeds", ())) <= LOOKED + 1:
+            continue
+        for pair in combinations(found, 2):
+            told = (flipped(found, pair, since) for since in (LOOKED, 0))
+            rows.append((f"{row['network']}: {pair[0]} minus {pair[1]}", *told))
+    title = "Largest difference of any epoch in standard errors, and its p-value:"
+    return Grid(title, ("", "seeds made after a look", "all seeds"), tuple(rows))
+
+
+def flipped(curves, pair, since):
+    """The p-value is exact: of loops that are the same, each seed's difference has either sign."""
+    seeds = [curves[loop]["seeds"] for loop in pair]
+    assert seeds[0] == seeds[1], f"{pair[0]} and {pair[1]} were run with other seeds"
+    ours, other = (torch.tensor(curves[loop]["losses"]).double()[since:] for loop in pair)
+    between = ours - other  # a row a seed, a column an epoch
+    count = len(between)
+    signs = torch.tensor(list(product((1.0, -1.0), repeat=count)), dtype=torch.float64)
+    means = signs @ between / count
+    errors = ((between.square().mean(0) - means.square()) / (count - 1)).sqrt()
+    largest = (means / errors).abs().amax(1)
+    share = (largest >= largest[0] * (1 - 1e-9)).double().mean().item()  # the first is unflipped
+    return f"{largest[0]:.1f}, p = {share:.2f}"
 
 
 def write(page, parts):

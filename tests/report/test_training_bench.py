@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOOPS = ("featcal", "plain bfloat16", "plain float32")
+LOOPS = ("featcal", "plain bfloat16", "plain float32", "featcal, compiler as it comes")
 
 
 @pytest.fixture(scope="module")
@@ -25,8 +25,8 @@ def bench():
 
 @pytest.fixture
 def made(bench, monkeypatch):
-    """The curves that were made, in their order; the fourth is interrupted, once."""
-    names, ends = [], [3]
+    """The curves that were made, in their order; the sixth is interrupted, once."""
+    names, ends = [], [5]
 
     def curve_of(loop, network, splits, seed):
         if ends and len(names) == ends[0]:
@@ -71,13 +71,21 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(bench, made, tmp_path):
     )
     with pytest.raises(KeyboardInterrupt):
         bench.curves(options, None)
-    assert [len(curves_in(options.output)[loop]["seeds"]) for loop in LOOPS] == [1, 1, 1]
+    assert [len(curves_in(options.output)[loop]["seeds"]) for loop in LOOPS] == [2, 1, 1, 1]
     bench.curves(options, None)
-    assert len(made) == len(set(made)) == 6
+    assert len(made) == len(set(made)) == 8
     assert curves_in(options.output) == {loop: columns(1, 2, loop=loop) for loop in LOOPS}
     assert json.loads(options.output.read_text())["rows"][1]["first_steps"] == {
         "plain": ["wrn16x4"]
     }
+
+
+def test_a_compiler_as_it_comes_has_none_of_our_options(bench, monkeypatch):
+    monkeypatch.setattr(bench, "our_curve", lambda *_: dict(bench.COMPILER))
+    options = dict(bench.COMPILER)
+    assert options
+    assert bench.curve_of(LOOPS[-1], "wrn16x4", None, 1) == {}
+    assert bench.curve_of("featcal", "wrn16x4", None, 1) == options
 
 
 def test_seeds_that_were_asked_for_are_added_to_those_on_file(bench, made, tmp_path):

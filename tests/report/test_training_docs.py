@@ -1,8 +1,10 @@
 """The pages about training hold what the result files hold, or say that there is nothing yet."""
 
 import importlib
+import itertools
 import json
 import re
+import statistics
 from pathlib import Path
 
 import made_training
@@ -127,36 +129,72 @@ def test_what_the_page_says_of_the_temperature_is_what_the_file_holds(docs):
     assert nll[dual]["temperature"] > nll[dual]["none"]
 
 
+def in_standard_errors(curves, loop, seeds):
+    """Ours minus another loop by epoch."""
+    ours, other = (torch.tensor(curves[name]["losses"])[seeds] for name in ("featcal", loop))
+    between = ours - other
+    return between.mean(0) / between.std(0) * len(between) ** 0.5
+
+
 def test_what_the_page_says_of_the_curves_is_what_the_file_holds(docs):
     rows = {row["network"]: row for row in json.loads(docs.BENCH.read_text())["rows"]}
-    found = {}
-    for network in ("resnet50", "wrn16x4"):
-        made = rows[network]["curves"]
-        for epoch in range(len(made["featcal"]["losses"][0])):
-            told = docs.apart(made, "plain bfloat16", epoch).split(" ± ")
-            found.setdefault(network, []).append(tuple(map(float, told)))
-    assert len(rows["resnet50"]["curves"]["featcal"]["seeds"]) == 16
-    assert all(abs(mean) < error for mean, error in found["resnet50"])
-    first, last = found["wrn16x4"][:6], found["wrn16x4"][6:]
-    assert all(mean < -2 * error for mean, error in first)
-    small = rows["wrn16x4"]["curves"]
-    assert all(docs.apart(small, "plain float32", epoch).startswith("-") for epoch in range(6))
-    assert all(abs(mean) <= error for mean, error in last)
-    losses = [torch.tensor(small[loop]["losses"]) for loop in ("featcal", "plain bfloat16")]
-    between = (losses[0] - losses[1])[:, :6]
-    errors = -between.mean(0) / between.std(0) * 2  # of four seeds
-    assert 2 < errors.min() < errors.max() < 5
-    assert errors.max() > 4.5
-    first_four = {
-        loop: {"seeds": made["seeds"][:4], "losses": made["losses"][:4]}
-        for loop, made in rows["resnet50"]["curves"].items()
-    }
-    mean, error = map(float, docs.apart(first_four, "plain bfloat16", 1).split(" ± "))
-    assert 1.5 * error < mean < 2 * error
+    large, small = (rows[network]["curves"] for network in ("resnet50", "wrn16x4"))
+    planned, later = slice(0, docs.LOOKED), slice(docs.LOOKED, None)
+    assert 1.5 < in_standard_errors(large, "plain bfloat16", planned)[1] < 2
+    for loop in ("plain bfloat16", "plain float32"):
+        early = in_standard_errors(small, loop, planned)[:6]
+        assert early.max() < -2.4
+        assert early.min() < -4
+    assert all(in_standard_errors(small, "plain bfloat16", later)[:3] > 0)
     steps = rows["wrn16x4"]["first_steps"]
     assert len(steps["plain"]) == 20
     assert steps["compiled, graph"] == pytest.approx(steps["plain"], abs=2e-3)
     assert rows["wrn16x4"]["made"]["first_steps"]["compiler"]
+
+
+def test_what_the_page_says_of_chance_is_what_the_file_holds(docs):
+    rows = docs.chance(json.loads(docs.BENCH.read_text())).rows
+    found = {label: float(told.partition("p = ")[2]) for label, told, _ in rows}
+    assert len(found) == 12
+    assert min(found.values()) == 0.07
+    alike = found["wrn16x4: plain bfloat16 minus plain float32"]
+    for loop in ("plain bfloat16", "plain float32"):
+        assert found[f"wrn16x4: featcal minus {loop}"] >= alike
+
+
+def test_the_chance_of_a_difference_is_that_of_all_patterns_of_signs(docs):
+    ours = [[1.0, 2.0], [1.5, 2.25], [1.25, 2.5], [1.1, 2.6]]
+    other = [[1.2, 2.1], [1.4, 2.75], [1.5, 2.7], [1.3, 2.5]]
+    curves = {
+        "a": {"seeds": [1, 2, 3, 4], "losses": ours},
+        "b": {"seeds": [1, 2, 3, 4], "losses": other},
+    }
+
+    def largest(signs):
+        by_epoch = []
+        for epoch in range(2):
+            rows = zip(signs, ours, other, strict=True)
+            between = [sign * (a[epoch] - b[epoch]) for sign, a, b in rows]
+            by_epoch.append(abs(statistics.mean(between)) / (statistics.stdev(between) / 2))
+        return max(by_epoch)
+
+    patterns = [largest(signs) for signs in itertools.product((1, -1), repeat=4)]
+    share = sum(value > patterns[0] - 1e-9 for value in patterns) / len(patterns)
+    assert 0.2 < share < 0.8
+    assert docs.flipped(curves, ("a", "b"), 0) == f"{patterns[0]:.1f}, p = {share:.2f}"
+
+
+def test_a_difference_of_one_sign_has_the_smallest_chance_there_is(docs):
+    losses = [[1.0], [1.25], [1.5], [1.1], [1.3]]
+    above = [[loss + 0.1 * (seed + 1)] for seed, (loss,) in enumerate(losses)]
+    columns = ({"seeds": [1, 2, 3, 4, 5], "losses": made} for made in (above, losses))
+    curves = dict(zip("ab", columns, strict=True))
+    assert docs.flipped(curves, ("a", "b"), 0).endswith(", p = 0.06")  # 2 of 32
+    assert docs.flipped(curves, ("a", "b"), 2).endswith(", p = 0.25")  # 2 of 8
+
+
+def test_curves_of_few_seeds_are_not_in_the_table_of_chance(docs):
+    assert docs.chance(made_training.bench()).rows == ()
 
 
 def test_curves_are_compared_seed_by_seed_where_both_loops_have_the_seed(docs):
