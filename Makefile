@@ -53,6 +53,7 @@ reproduce: $(VENV)/.demo
 grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
 	$(BIN)/python experiments/training_docs.py
+	$(BIN)/python experiments/training_figures.py
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py

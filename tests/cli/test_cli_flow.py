@@ -11,7 +11,7 @@ from cli_cases import arrays, done, featcal, logits_alone, packed, refused, save
 import featcal as library
 
 COMMANDS = [(), ("demo",), ("fit",), ("eval",), ("compare",), ("paper",), ("predict",)]
-COMMANDS += [("pack",), ("pack", "import"), ("pack", "info")]
+COMMANDS += [("history",), ("pack",), ("pack", "import"), ("pack", "info")]
 METRICS = {"accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier"}
 
 

@@ -232,7 +232,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
     assert listing(project / "run") == ["checkpoint.safetensors"]
     (project / "run" / ".checkpoint.safetensors.abcdefgh").mkdir()  # what a kill would leave
     said = done(*words("run")).out
-    assert f"Going on from {kept}" in said
+    assert f"Going on from {kept}: epoch 2, step 3\n" in said
     assert listing(project / "run") == FOLDER
     whole, run = project / "whole", project / "run"
     same = "model.safetensors"

@@ -17,6 +17,7 @@ from featcal.cli.compare import compare
 from featcal.cli.demo import demo
 from featcal.cli.explore import explore
 from featcal.cli.export import export
+from featcal.cli.history import history
 from featcal.cli.packs import pack
 from featcal.cli.paper import paper
 from featcal.cli.report import report
@@ -37,7 +38,7 @@ def group() -> None:
 
 
 MAKING = (demo, train, collect, fit, predict, export, pack)
-LOOKING = (evaluate, compare, report, explore, paper)
+LOOKING = (evaluate, compare, report, explore, history, paper)
 for command in (*MAKING, *LOOKING):
     group.add_command(command)
 

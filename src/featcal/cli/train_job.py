@@ -28,7 +28,7 @@ from featcal.datasets import Splits
 from featcal.report.columns import COLUMNS
 from featcal.train import Engine, Epoch, train
 from featcal.train.checkpoint import FILE as CHECKPOINT
-from featcal.train.checkpoint import OtherRun
+from featcal.train.checkpoint import OtherRun, Position
 from featcal.train.checks import Diverged
 from featcal.train.finish import Pixels, scores_of, write_pack_of, write_run
 from featcal.train.folder import PACK
@@ -107,11 +107,11 @@ class Job:
         parts = {part: getattr(self.splits, part) for part in ("train", "val", "test", "held_out")}
         return {part: len(images) for part, images in parts.items() if images is not None}
 
-    def _introduce(self, going_on: bool) -> None:
-        for line in self._introduction(going_on):
+    def _introduce(self, standing: Position | None) -> None:
+        for line in self._introduction(standing):
             print(line, flush=True)  # not by rich, which would write through the bar
 
-    def _introduction(self, going_on: bool) -> Iterator[str]:
+    def _introduction(self, standing: Position | None) -> Iterator[str]:
         request, recipe = self.request, self.request.recipe
         counts = ", ".join(f"{n:,} {part.replace('_', ' ')}" for part, n in self._rows().items())
         yield f"{self.splits.name}: {counts} ({self.splits.how})"
@@ -126,8 +126,9 @@ class Job:
         tricks = [key for key in ("compiled", "graph") if where[key]]
         several = [f"{dist.world()} processes"] if dist.world() > 1 else []
         yield ", ".join([where["device"], where["precision"], *tricks, *several])
-        if going_on:
-            yield f"Going on from {request.output / CHECKPOINT}"
+        if standing is not None:
+            place = _place(standing, recipe.epochs)
+            yield f"Going on from {request.output / CHECKPOINT}: {place}"
 
     def facts(self, history: tuple[Epoch, ...]) -> dict[str, Any]:
         """How the network came about, for its record and its pack."""
@@ -171,6 +172,12 @@ class Job:
         tables.console().print(_scores_table(scores))
         for line in _conclusion(request, pack):
             tables.say(line)
+
+
+def _place(position: Position, epochs: int) -> str:
+    if position.epoch == epochs:
+        return "every epoch is done"
+    return f"epoch {position.epoch + 1}" + (f", step {position.step + 1}" if position.step else "")
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from featcal.core.disk import new_file
@@ -110,9 +110,7 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
-            with safe_open(self.path, "pt") as file:
-                about = json.loads((file.metadata() or {}).get(KEY, "null"))
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            about, tensors = said_in(self.path), load_file(self.path)
         except (SafetensorError, OSError, ValueError) as error:
             raise self._refused(f"cannot be read ({error})") from error
         self._check(about)
@@ -139,6 +137,12 @@ class Checkpoint:
 
     def _refused(self, why: str) -> InputError:
         return InputError(f"{self.path} {why}: {REMEDY}")
+
+
+def said_in(path: Path) -> Any:  # noqa: ANN401 - JSON
+    """What a checkpoint says of its run, without its tensors; None for another file."""
+    with safe_open(path, "pt") as file:
+        return json.loads((file.metadata() or {}).get(KEY, "null"))
 
 
 def fingerprints(splits: Splits) -> dict[str, str]:

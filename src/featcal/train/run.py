@@ -40,7 +40,7 @@ from featcal.train.step import Step, optimizer_of, set_rate
 from featcal.train.watch import Batches, Watched, outputs
 
 EVERY = 60.0  # seconds between two checkpoints: what a kill costs at most
-Begun = Callable[[bool], None]
+Begun = Callable[[Position | None], None]
 
 
 def train(
@@ -79,7 +79,8 @@ def train(
         checkpoint_every: seconds between two checkpoints.
         watch_every: epochs between two looks at val; the last is always looked at.
         report: called with every epoch.
-        begun: called once nothing is left to refuse, with whether a killed run is gone on with.
+        begun: called once nothing is left to refuse, with where a killed run stands that is gone
+            on with, or None for a new one.
         about: more that must be the same for a killed run to go on, as JSON: the network's name.
     """
     engine = Engine.best() if engine is None else engine
@@ -96,7 +97,7 @@ def train(
         trainer.settings |= about or {}
         going_on = trainer.go_on_from(folder, checkpoint_every)
         if begun is not None and dist.rank() == 0:
-            begun(going_on)
+            begun(trainer.position if going_on else None)
         return trainer.run(watch_every, report)
 
 

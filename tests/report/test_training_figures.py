@@ -1,0 +1,77 @@
+"""The pictures of the networks we trained are drawn from the result file, and the page is true."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from featcal.report.training import TrainingRuns
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def figures():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "experiments")
+        yield importlib.import_module("training_figures")
+
+
+@pytest.fixture(scope="module")
+def ours():
+    return TrainingRuns.read(ROOT / "results")
+
+
+def points(svg):
+    """Where the marks are, in points of the page."""
+    marks = re.findall(r'<use xlink:href="#m[^"]*" x="([-\d.]+)" y="([-\d.]+)"', svg)
+    return [float(number) for mark in marks for number in mark]
+
+
+@pytest.mark.parametrize("name", ["LOSSES", "EPOCHS"])
+def test_a_picture_is_that_of_today(figures, tmp_path, monkeypatch, capsys, name):
+    kept = getattr(figures, name).read_text()
+    for key in ("LOSSES", "EPOCHS"):
+        monkeypatch.setattr(figures, key, tmp_path / f"{key}.svg")
+    figures.main()
+    assert "Wrote" in capsys.readouterr().out
+    drawn = (tmp_path / f"{name}.svg").read_text()
+    # Fonts may move the axes a little.
+    assert len(points(kept)) > 200
+    assert points(drawn) == pytest.approx(points(kept), abs=2)
+
+
+def test_every_network_of_the_paper_has_three_marks(figures, ours):
+    from matplotlib.figure import Figure
+
+    for network, count in zip(figures.PANELS, (8, 14, 14), strict=True):
+        runs = list(figures.of_paper(ours, network))
+        assert len(runs) == count
+        assert {name for name, _ in runs} == set(figures.NAMES)
+        ax = Figure().subplots()
+        figures.draw_panel(ax, runs)
+        marks = [line for line in ax.get_lines() if line.get_marker() != "None"]
+        for line, (recipe, *_) in zip(marks, figures.LOOKS, strict=True):
+            ece = [100 * run.row(recipe)["metrics"]["ece"] for _, run in runs]
+            assert list(line.get_xdata()) == pytest.approx(ece)
+            names = [figures.NAMES[round(float(y))] for y in line.get_ydata()]
+            assert names == [name for name, _ in runs]
+
+
+def test_what_the_page_says_of_learning_is_what_the_file_holds(figures, ours):
+    found = figures.of_paper(ours, figures.LEARNED)
+    curves = {name: run.content["curve"] for name, run in found if run.seed == figures.SEED}
+    last = {name: curve[-1] for name, curve in curves.items()}
+    assert all([point["epoch"] for point in c] == list(range(5, 65, 5)) for c in curves.values())
+    plain, mmce = last.pop("Cross Entropy"), last.pop("MMCE")
+    assert (round(100 * plain["ece"]), round(100 * mmce["ece"])) == (9, 8)
+    for name in ("Cross Entropy", "MMCE"):  # hardly lower than on the way
+        later = sorted(point["ece"] for point in curves[name][1:])
+        assert curves[name][-1]["ece"] > later[len(later) // 2] - 0.025
+    assert max(point["ece"] for point in last.values()) < 0.03
+    short = {name: plain["accuracy"] - point["accuracy"] for name, point in last.items()}
+    assert round(100 * short.pop("Brier Loss")) == 7
+    assert max(short.values()) < 0.02
+    slow = curves["Brier Loss"]
+    assert slow[0]["accuracy"] < 0.5 * curves["Cross Entropy"][0]["accuracy"]

@@ -1,0 +1,121 @@
+"""What a run said of its epochs, read back while it is under way, after a kill and at the end."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny import HALF, made_splits, small
+
+from featcal.core.errors import InputError
+from featcal.core.progress import listen
+from featcal.losses import CE, Focal
+from featcal.train import History, Recipe, train
+from featcal.train.checkpoint import FILE as CHECKPOINT
+from featcal.train.checkpoint import KEY
+from featcal.train.finish import write_run
+from featcal.train.folder import RECORD
+
+RECIPE = Recipe(epochs=3, batch=50, seed=7)
+NO_RUN = r"holds no run: give a folder that featcal train made, with run\.json or checkpoint\."
+
+
+def trained(folder, loss=None, **options):
+    loss = CE() if loss is None else loss
+    return train(small(), made_splits(), loss, RECIPE, normalise=HALF, folder=folder, **options)
+
+
+class Stopped(Exception):
+    """What stands for a kill."""
+
+
+def killed_after(steps, folder):
+    def stop(what, done, _total):
+        if what == "training" and done == steps:
+            raise Stopped
+
+    with pytest.raises(Stopped), listen(stop):
+        trained(folder, checkpoint_every=0)
+
+
+def test_a_finished_run_tells_what_train_returned(tmp_path):
+    history = trained(tmp_path, Focal(gamma=2.0))
+    facts = {"loss": "focal(gamma=2)", "recipe": RECIPE.as_json()}
+    write_run(tmp_path, small(), history, facts)
+    found = History.read(str(tmp_path))
+    assert found == History(tmp_path, "focal(gamma=2)", 3, history)
+    assert found.watched == history
+    assert json.loads(json.dumps(found.as_json())) == {
+        "run": str(tmp_path),
+        "loss": "focal(gamma=2)",
+        "planned": 3,
+        "epochs": [epoch.as_json() for epoch in history],
+    }
+
+
+def test_a_record_of_few_facts_is_enough(tmp_path):
+    history = trained(tmp_path, watch_every=2)
+    write_run(tmp_path, small(), history, {})
+    found = History.read(tmp_path)
+    assert (found.loss, found.planned) == ("?", 3)
+    assert [epoch.epoch for epoch in found.watched] == [2, 3]
+
+
+def test_a_killed_run_tells_of_the_epochs_that_are_over(tmp_path):
+    killed_after(6, tmp_path)  # two steps an epoch; kept is what was done before
+    found = History.read(tmp_path)
+    assert (found.loss, found.planned) == ("ce", 3)
+    assert [epoch.epoch for epoch in found.epochs] == [1, 2]
+    whole = trained(None)
+    assert [epoch.loss for epoch in found.epochs] == [epoch.loss for epoch in whole[:2]]
+
+
+def test_a_run_in_its_first_epoch_has_nothing_to_tell_yet(tmp_path):
+    killed_after(2, tmp_path)
+    with pytest.raises(InputError, match="has no epoch that is over yet: look again later"):
+        History.read(tmp_path)
+
+
+@pytest.mark.parametrize("made", [True, False], ids=["empty", "missing"])
+def test_a_folder_without_a_run_is_refused(tmp_path, made):
+    folder = tmp_path / "run"
+    if made:
+        folder.mkdir()
+    with pytest.raises(InputError, match=NO_RUN):
+        History.read(folder)
+
+
+def test_the_record_itself_is_no_folder(tmp_path):
+    (tmp_path / RECORD).write_text("{}")
+    with pytest.raises(InputError, match=NO_RUN):
+        History.read(tmp_path / RECORD)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "{}", '{"epochs": 3}', '{"epochs": [{}]}', '{"epochs": [1]}'],
+)
+def test_a_record_that_is_none_is_refused_by_name(tmp_path, text):
+    (tmp_path / RECORD).write_text(text)
+    with pytest.raises(InputError, match=r"run\.json cannot be read as what a run says of itself"):
+        History.read(tmp_path)
+
+
+def checkpoint_of(path, metadata):
+    save_file({"w": torch.zeros(1)}, path, metadata)
+
+
+@pytest.mark.parametrize(
+    "about",
+    [None, "{", "null", "{}", '{"format": 1}', '{"format": 2, "settings": {}}'],
+)
+def test_a_checkpoint_that_is_none_is_refused_by_name(tmp_path, about):
+    checkpoint_of(tmp_path / CHECKPOINT, None if about is None else {KEY: about})
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors cannot be read as what a run"):
+        History.read(tmp_path)
+
+
+def test_a_torn_checkpoint_is_refused_by_name(tmp_path):
+    (tmp_path / CHECKPOINT).write_bytes(b"\x10\x00")
+    with pytest.raises(InputError, match=r"checkpoint\.safetensors cannot be read as what a run"):
+        History.read(tmp_path)
