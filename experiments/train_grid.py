@@ -42,7 +42,7 @@ SCHEDULE = "cosine"
 MMCE = ("mmce(variant='weighted', form='published')", "mmce", "mmce(variant='weighted')")
 PAPERS = ("ce", "brier", MMCE[0], "label_smoothing", "focal", "flsd", "dual_focal")
 LOSSES = (*PAPERS, *MMCE[1:])
-TWICE = {"wrn16x4": PAPERS, "resnet50": ("ce",)}  # with a second seed
+TWICE = {"wrn16x4": PAPERS}  # with a second seed; of other networks cross-entropy alone
 RECIPES = ("none", "clip", "temperature", "clip | temperature")
 AGAINST = (None, 0, 0, 2)
 WITH_INTERVALS = ("accuracy", "ece", "adaptive_ece", "nll", "brier")
@@ -87,8 +87,11 @@ def grid(epochs):
         Run("cifar10", network, "ce", epochs[network])
         for network in ("resnet110", "densenet121", "wrn26x10")
     ]
-    seconds = [replace(run, seed=2) for run in (*small, *large) if run.loss in TWICE[run.network]]
-    return [*small, *large, *others, *seconds]
+    firsts = [*small, *large, *others]
+    seconds = [
+        replace(run, seed=2) for run in firsts if run.loss in TWICE.get(run.network, ("ce",))
+    ]
+    return [*firsts, *seconds]
 
 
 # --- one run -------------------------------------------------------------------------------------
