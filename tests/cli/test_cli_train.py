@@ -91,8 +91,11 @@ def test_what_people_read(project):
         (row,) = (line for line in lines if f" {split} " in line and "│" in line)
         assert f"{100 * shown[split]['accuracy']:.2f} %" in row
         assert f"{shown[split]['nll']:.4f}" in row
-    assert lines[-2] == "Next: featcal compare run/pack"
-    assert lines[-1].endswith('featcal fit run/pack "clip | temperature" -o cal.safetensors')
+    assert lines[-3:] == [
+        "Next: featcal compare run/pack",
+        '  or: featcal fit run/pack "clip | temperature" -o cal.safetensors',
+        "  or: featcal history run -o history.png",
+    ]
     found = done("eval", "run/pack", "--json").json["metrics"]
     for name in ("accuracy", "ece", "nll"):
         assert shown["test"][name] == pytest.approx(found[name], abs=1e-6)
@@ -101,9 +104,12 @@ def test_what_people_read(project):
 def test_what_to_type_next_can_be_typed_without_a_linear_layer(project):
     said = done(*words("run", "--head", "2", network="train_nets:bare")).out
     assert "no linear" not in said
-    *_, last = said.splitlines()
-    assert last.split(" or: ")[1] == "featcal fit run/pack temperature -o cal.safetensors"
-    done(*last.split()[2:])
+    *_, fit, look = (line.split(" or: ")[-1] for line in said.splitlines())
+    assert fit == "featcal fit run/pack temperature -o cal.safetensors"
+    assert look == "featcal history run -o history.png"
+    for line in (fit, look):
+        done(*line.split()[1:])
+    assert (project / "history.png").is_file()
 
 
 OWN_LOSS = """
@@ -283,9 +289,10 @@ def test_under_nohup_a_closed_terminal_stops_nothing(project):
 
 def test_without_a_pack_it_says_how_to_get_one(project):
     said = done(*words("run", "--no-pack", epochs=1)).out.splitlines()
-    assert said[-2:] == [
+    assert said[-3:] == [
         "Wrote run",
         "No pack was made (--no-pack): featcal collect makes one of a network of yours",
+        "Next: featcal history run -o history.png",
     ]
 
 

@@ -274,10 +274,13 @@ def _scores_table(scores: dict[str, dict[str, float]]) -> Table:
 def _conclusion(request: TrainRequest, pack: Pack | None) -> Iterator[str]:
     """What lies where, and what to type next."""
     yield f"Wrote {request.output}"
+    look = f"featcal history {shlex.quote(str(request.output))} -o history.png"
     if pack is None:
         yield "No pack was made (--no-pack): featcal collect makes one of a network of yours"
+        yield f"Next: {look}"
         return
     path = shlex.quote(str(request.output / PACK))
     recipe = "temperature" if pack.manifest.head is None else '"clip | temperature"'
     yield f"Next: featcal compare {path}"
     yield f"  or: featcal fit {path} {recipe} -o cal.safetensors"
+    yield f"  or: {look}"
