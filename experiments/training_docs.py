@@ -7,11 +7,10 @@ there is left as it is.
 """
 
 import json
-from itertools import combinations, product
 from statistics import mean, median, stdev
 
-import torch
 from reproduction_docs import ROOT, fill
+from training_chance import chance, differences
 
 from featcal.report.grids import Grid
 from featcal.report.paper import paper_table
@@ -24,7 +23,6 @@ BENCH, BENCH_DOCS = RESULTS / "bench-train.json", ROOT / "docs" / "benchmarks.md
 START = "<!-- {}: made by experiments/training_docs.py -->"
 NOTHING = "(nothing yet: filled by `python experiments/training_docs.py` from the result file)"
 OURS = "featcal"
-LOOKED = 4  # seeds that were planned; the others were made after these had been looked at
 
 
 def sections(ours):
@@ -101,6 +99,8 @@ def curves(results):
             shown = (after(row["curves"].get(loop), epoch) for loop in loops)
             between = apart(row["curves"], alike, epoch)
             rows.append((f"{row['network']}, epoch {epoch + 1}", *shown, between))
+        learned = accuracies(row["curves"], loops, alike)
+        rows.append((f"{row['network']}, val accuracy, %", *learned))
     seeds = "; ".join(f"{row['network']} {span(row['curves'][OURS]['seeds'])}" for row in found)
     title = f"Training loss, mean and standard deviation over the seeds ({seeds}):"
     headings = ("network", *loops, f"{OURS} minus {alike}, seed by seed")
@@ -132,43 +132,29 @@ def after(curve, epoch):
 
 def apart(curves, alike, epoch):
     """The mean difference of runs with the same seed, and its standard error."""
-    ours, plain = (losses_by_seed(curves[loop], epoch) for loop in (OURS, alike))
-    between = [ours[seed] - plain[seed] for seed in ours.keys() & plain.keys()]
-    return f"{mean(between):+.3f} ± {stdev(between) / len(between) ** 0.5:.3f}"
+    _, between = differences(curves[OURS], curves[alike])
+    return with_error(between[:, epoch].tolist(), 3)
 
 
-def losses_by_seed(curve, epoch):
-    losses = (seed[epoch] for seed in curve["losses"])
-    return dict(zip(curve["seeds"], losses, strict=True))
+def with_error(between, digits):
+    error = stdev(between) / len(between) ** 0.5
+    return f"{mean(between):+.{digits}f} ± {error:.{digits}f}"
 
 
-def chance(results):
-    """Whether two loops lie further apart in any epoch than loops that are the same would."""
-    rows = []
-    for row in results["rows"]:
-        found = row.get("curves", {})
-        if len(found.get(OURS, {}).get("seeds", ())) <= LOOKED + 1:
-            continue
-        for pair in combinations(found, 2):
-            told = (flipped(found, pair, since) for since in (LOOKED, 0))
-            rows.append((f"{row['network']}: {pair[0]} minus {pair[1]}", *told))
-    title = "Largest difference of any epoch in standard errors, and its p-value:"
-    return Grid(title, ("", "seeds made after a look", "all seeds"), tuple(rows))
-
-
-def flipped(curves, pair, since):
-    """The p-value is exact: of loops that are the same, each seed's difference has either sign."""
-    seeds = [curves[loop]["seeds"] for loop in pair]
-    assert seeds[0] == seeds[1], f"{pair[0]} and {pair[1]} were run with other seeds"
-    ours, other = (torch.tensor(curves[loop]["losses"]).double()[since:] for loop in pair)
-    between = ours - other  # a row a seed, a column an epoch
-    count = len(between)
-    signs = torch.tensor(list(product((1.0, -1.0), repeat=count)), dtype=torch.float64)
-    means = signs @ between / count
-    errors = ((between.square().mean(0) - means.square()) / (count - 1)).sqrt()
-    largest = (means / errors).abs().amax(1)
-    share = (largest >= largest[0] * (1 - 1e-9)).double().mean().item()  # the first is unflipped
-    return f"{largest[0]:.1f}, p = {share:.2f}"
+def accuracies(curves, loops, alike):
+    """After the last epoch: of every loop, and what lies between ours and one of its kind."""
+    percent = {
+        loop: {
+            seed: 100 * accuracy
+            for seed, accuracy in zip(found["seeds"], found["accuracies"], strict=True)
+        }
+        for loop, found in curves.items()
+    }
+    for loop in loops:
+        found = list(percent.get(loop, {}).values())
+        yield f"{mean(found):.1f} ± {stdev(found):.1f}" if found else "-"
+    shared = sorted(percent[OURS].keys() & percent[alike].keys())
+    yield with_error([percent[OURS][seed] - percent[alike][seed] for seed in shared], 1)
 
 
 def write(page, parts):

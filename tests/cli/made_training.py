@@ -106,6 +106,8 @@ def bench():
         "featcal": {"seeds": [1, 2], "losses": [[1.8, 1.15], [2.0, 1.25]]},
         "plain bfloat16": {"seeds": [1, 2], "losses": [[1.81, 1.18], [2.01, 1.26]]},
     }
+    curves["featcal"]["accuracies"] = [0.5, 0.6]
+    curves["plain bfloat16"]["accuracies"] = [0.5, 0.62]
     plain = {"plain bfloat16": [7.3, 7.2, 7.0], "plain float32": [6]}
     first = {"network": "resnet50", "seconds": {"featcal": [2.5, 2.6, 2.4], **plain}}
     other = {"network": "vit", "seconds": {"featcal": [1.0], "plain bfloat16": [3.0]}}
