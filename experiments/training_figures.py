@@ -10,7 +10,7 @@ import re
 from reproduction_docs import ROOT
 
 from featcal.report.diagram import METADATA
-from featcal.report.drawing import TEXT, own_style
+from featcal.report.drawing import BLUE, TEXT, VERMILLION, own_style
 from featcal.report.training import TrainingRuns
 from featcal.report.training_runs import PAPER_LOSSES
 from featcal.train import Epoch, save_history
@@ -23,8 +23,8 @@ NAMES = list(PAPER_LOSSES)
 APART = 0.22  # between the marks of a loss, which are one line apart from those of the next
 LOOKS = (  # recipe, name in the legend, mark and hue, from above
     ("none", "the network as it is", "o", "#707070"),
-    ("clip", "after a clip", "D", "#0072B2"),
-    ("temperature", "after a temperature", "s", "#D55E00"),
+    ("clip", "after a clip", "D", BLUE),
+    ("temperature", "after a temperature", "s", VERMILLION),
 )
 
 

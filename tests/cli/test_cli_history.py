@@ -7,7 +7,11 @@ import pytest
 from cli_cases import done, featcal, refused
 from train_cases import words
 
+from featcal.cli import tables
 from featcal.train import History
+from featcal.train.picture import MAX_RUNS
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -21,14 +25,41 @@ def runs(train_project):
 def test_a_line_for_every_run(runs):
     lines = done("history", *runs).out.splitlines()
     for folder, loss in zip(runs, ("ce", "focal"), strict=True):
-        (line,) = (line for line in lines if str(folder) in line)
+        (line,) = (line for line in lines if line.startswith(f"│ {folder} "))
         cells = [cell.strip() for cell in line.strip("│").split("│")]
         last = History.read(folder).epochs[-1]
         seen = last.watched
         assert cells[1:4] == [loss, "2 of 2", f"{last.loss:.4f}"]
         percent = [f"{100 * value:.2f} %" for value in (seen.accuracy, seen.ece)]
         assert cells[4:7] == [*percent, f"{seen.nll:.4f}"]
-    assert lines[-1] == "A picture of it: -o history.png"
+    headings = [cell.strip() for cell in lines[1].strip("┃").split("┃")]
+    scores = ["val accuracy", "val ECE", "val NLL"]
+    assert headings == ["run", "loss", "epochs", "training loss", *scores, "lowest val NLL"]
+    assert lines[-1] == "Draw it: featcal history run-ce run-focal -o history.png"
+
+
+def test_where_lines_are_short_every_number_has_its_own(runs, monkeypatch):
+    wide = done("history", *runs).out
+    monkeypatch.setattr(tables, "measured", lambda _: 10**6)
+    said = done("history", *runs).out
+    assert "│" not in said
+    for cell in wide.replace("│", " ").split():
+        assert cell.strip("┃┏┓┗┛━┳┻└┘─┴┡┩╇") in said
+    assert said.startswith("run-ce\n  loss: ce\n  epochs: 2 of 2\n")
+
+
+def test_what_all_names_begin_with_is_left_out(runs, tmp_path):
+    places = [tmp_path / "a" / "very" / name / "run" for name in ("one", "two")]
+    for place, run in zip(places, runs, strict=True):
+        place.mkdir(parents=True)
+        (place / "run.json").write_text((run / "run.json").read_text())
+    said = done("history", *places).out
+    assert str(tmp_path) not in said.partition("Draw it")[0]
+    assert "one/run" in said
+    assert "two/run" in said
+    assert str(places[0]) in done("history", places[0]).out
+    assert done("history", runs[0], places[0]).out.count(str(places[0])) == 2
+    assert done("history", runs[0], runs[0], "--json").json["runs"][1:] == []
 
 
 def test_the_lowest_nll_is_that_of_the_watched_epochs(tmp_path):
@@ -41,9 +72,12 @@ def test_the_lowest_nll_is_that_of_the_watched_epochs(tmp_path):
     record = {"loss": "ce", "recipe": {"epochs": 9}, "epochs": epochs}
     (tmp_path / "run.json").write_text(json.dumps(record))
     said = done("history", tmp_path).out
-    assert "4 of 9" in said
+    assert "4 of 9 " in said
     assert "0.7000 (epoch 2)" in said
     assert "70.00 %" in said
+    record["epochs"] = epochs[:3]
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    assert "3 of 9, val after 2 " in done("history", tmp_path).out
     record["epochs"] = epochs[2:3]
     (tmp_path / "run.json").write_text(json.dumps(record))
     assert done("history", tmp_path).out.count(" - ") == 4
@@ -78,5 +112,9 @@ def test_what_cannot_be_shown_is_refused(runs, tmp_path):
     assert featcal("history").code == 2
     assert f"{tmp_path} holds no run: give a folder" in refused("history", runs[0], tmp_path)
     said = refused("history", runs[0], "-o", tmp_path / "h.pdf")
-    assert "h.pdf ends in '.pdf': give .png or .svg" in said
+    assert "h.pdf ends in neither .png nor .svg" in said
+    many = [tmp_path / str(number) for number in range(MAX_RUNS + 1)]
+    said = refused("history", *many, "-o", tmp_path / "h.png")
+    assert f"{MAX_RUNS + 1} runs are given, and -o draws at most {MAX_RUNS}" in said
+    assert f"up to {MAX_RUNS} runs" in (ROOT / "docs" / "cli.md").read_text()
     assert not list(tmp_path.iterdir())

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from train_cases import words, write_data, write_network
 
 from featcal import Pack
+from featcal.cli import train_job
 from featcal.core.progress import listen
 from featcal.losses import LOSSES
 from featcal.models import MODELS, build
@@ -238,13 +239,26 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
     assert listing(project / "run") == ["checkpoint.safetensors"]
     (project / "run" / ".checkpoint.safetensors.abcdefgh").mkdir()  # what a kill would leave
     said = done(*words("run")).out
-    assert f"Going on from {kept}: epoch 2, step 3\n" in said
+    assert f"Going on from {kept}: epoch 2, step 3 of 5\n" in said
     assert listing(project / "run") == FOLDER
     whole, run = project / "whole", project / "run"
     same = "model.safetensors"
     assert (whole / same).read_bytes() == (run / same).read_bytes()
     for file in ("val-00000.safetensors", "test-00000.safetensors", "head.safetensors"):
         assert (whole / "pack" / file).read_bytes() == (run / "pack" / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("epoch", "step", "told"),
+    [
+        (0, 2, "epoch 1, step 3 of 5"),
+        (1, 0, "epoch 2, step 1 of 5"),
+        (1, 5, "end of epoch 2"),
+        (3, 0, "every epoch is done"),
+    ],
+)
+def test_where_a_run_goes_on_is_said_in_words(epoch, step, told):
+    assert train_job._place(checkpoint.Position(epoch=epoch, step=step), 3, 5) == told
 
 
 @contextmanager

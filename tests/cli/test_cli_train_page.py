@@ -31,15 +31,17 @@ def test_every_snippet_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "build", partial(models.build, width=1, depth=10))
     monkeypatch.setattr(Recipe, "scaled", lambda recipe, _: replace(recipe, epochs=1, batch=20))
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names = {}
     exec(blocks[0], names)
     assert len(names["history"]) == 1
     assert "Watched(nll=" in capsys.readouterr().out
     trained = names["model"].state_dict()
     exec(blocks[1], names)
-    assert all(torch.equal(trained[key], v) for key, v in names["model"].state_dict().items())
+    assert Path("history.png").read_bytes()[:4] == b"\x89PNG"
     exec(blocks[2], names)
+    assert all(torch.equal(trained[key], v) for key, v in names["model"].state_dict().items())
+    exec(blocks[3], names)
     written = Path("run/model.safetensors").read_bytes()
     with pytest.raises(InputError, match=r"run holds a finished run \(run.json\)"):
         exec(blocks[0], {})
@@ -58,7 +60,7 @@ def test_from_the_files_of_a_run_to_one_image(tmp_path, monkeypatch, capsys):
     first.rename(tmp_path / "photo.png")
     blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     names = {"Path": Path, "torch": torch, "featcal": featcal, "build": models.build}
-    exec(blocks[3], {**names, "load_file": load_file})
+    exec(blocks[4], {**names, "load_file": load_file})
     label, confidence = capsys.readouterr().out.split()
     assert label in pictures.class_names
     pack = featcal.Pack.open("run/pack")

@@ -273,7 +273,9 @@ def test_begun_is_called_once_nothing_is_left_to_refuse(tmp_path):
     with pytest.raises(InputError, match=r"recipe.lr = 0.1, not 0.2"):
         trained(folder=tmp_path, recipe=replace(RECIPE, lr=0.2), begun=said.append)
     trained(folder=tmp_path, begun=said.append)
-    assert said == [False, True]
+    new, killed = said
+    assert new is None
+    assert (killed.epoch, killed.step) == (0, 2)
 
 
 def test_a_diverged_run_says_that_its_folder_is_in_the_way(tmp_path):

@@ -10,11 +10,12 @@ from tiny import HALF, made_splits, small
 from featcal.core.errors import InputError
 from featcal.core.progress import listen
 from featcal.losses import CE, Focal
-from featcal.train import History, Recipe, train
+from featcal.train import History, Recipe, history, train
 from featcal.train.checkpoint import FILE as CHECKPOINT
 from featcal.train.checkpoint import KEY
+from featcal.train.epoch import looks
 from featcal.train.finish import write_run
-from featcal.train.folder import RECORD
+from featcal.train.folder import RECORD, made_folder
 
 RECIPE = Recipe(epochs=3, batch=50, seed=7)
 NO_RUN = r"holds no run: give a folder that featcal train made, with run\.json or checkpoint\."
@@ -44,7 +45,6 @@ def test_a_finished_run_tells_what_train_returned(tmp_path):
     write_run(tmp_path, small(), history, facts)
     found = History.read(str(tmp_path))
     assert found == History(tmp_path, "focal(gamma=2)", 3, history)
-    assert found.watched == history
     assert json.loads(json.dumps(found.as_json())) == {
         "run": str(tmp_path),
         "loss": "focal(gamma=2)",
@@ -58,7 +58,7 @@ def test_a_record_of_few_facts_is_enough(tmp_path):
     write_run(tmp_path, small(), history, {})
     found = History.read(tmp_path)
     assert (found.loss, found.planned) == ("?", 3)
-    assert [epoch.epoch for epoch in found.watched] == [2, 3]
+    assert looks(found.epochs) == [(epoch.epoch, epoch.watched) for epoch in history[1:]]
 
 
 def test_a_killed_run_tells_of_the_epochs_that_are_over(tmp_path):
@@ -72,32 +72,66 @@ def test_a_killed_run_tells_of_the_epochs_that_are_over(tmp_path):
 
 def test_a_run_in_its_first_epoch_has_nothing_to_tell_yet(tmp_path):
     killed_after(2, tmp_path)
-    with pytest.raises(InputError, match="has no epoch that is over yet: look again later"):
+    with pytest.raises(InputError, match="has no epoch that is over: there is nothing to show yet"):
         History.read(tmp_path)
 
 
-@pytest.mark.parametrize("made", [True, False], ids=["empty", "missing"])
-def test_a_folder_without_a_run_is_refused(tmp_path, made):
-    folder = tmp_path / "run"
-    if made:
-        folder.mkdir()
+def test_a_run_before_its_first_checkpoint_is_told_from_no_run(tmp_path):
     with pytest.raises(InputError, match=NO_RUN):
-        History.read(folder)
+        History.read(tmp_path)
+    with made_folder(tmp_path), pytest.raises(InputError, match="has kept no checkpoint yet: look"):
+        History.read(tmp_path)
 
 
-def test_the_record_itself_is_no_folder(tmp_path):
+@pytest.mark.parametrize("name", ["missing", RECORD, "x" * 300])
+def test_what_is_no_folder_is_refused(tmp_path, name):
     (tmp_path / RECORD).write_text("{}")
-    with pytest.raises(InputError, match=NO_RUN):
-        History.read(tmp_path / RECORD)
+    with pytest.raises(InputError, match="is no folder: give that of a run of featcal train"):
+        History.read(tmp_path / name)
+
+
+def test_a_run_that_ends_between_two_looks_is_found(tmp_path, monkeypatch):
+    killed_after(6, tmp_path)
+    whole = trained(None)
+
+    def ends(path):
+        write_run(tmp_path, small(), whole, {"loss": "ce"})
+        assert not path.exists()
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(history, "said_in", ends)
+    assert History.read(tmp_path).epochs == whole
+
+
+def test_the_record_is_believed_where_a_checkpoint_is_left(tmp_path):
+    killed_after(6, tmp_path)
+    kept = (tmp_path / CHECKPOINT).read_bytes()
+    write_run(tmp_path, small(), trained(None), {"loss": "ce"})
+    (tmp_path / CHECKPOINT).write_bytes(kept)  # as a kill in between leaves it
+    assert len(History.read(tmp_path).epochs) == 3
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "{}", '{"epochs": 3}', '{"epochs": [{}]}', '{"epochs": [1]}'],
+    [
+        *("", "{", "[]", "null", "{}", '{"epochs": 3}', '{"epochs": [{}]}', '{"epochs": [1]}'),
+        *('{"epochs": [], "recipe": null}', '{"epochs": [], "recipe": []}'),
+        '{"epochs": [{"epoch": 1, "rate": 1, "loss": null, "seconds": 1}]}',
+        '{"epochs": [{"epoch": 1, "rate": 1, "loss": NaN, "seconds": 1}]}',
+        '{"epochs": [{"epoch": 1, "rate": 1, "loss": 1, "seconds": 1, "ece": 0.5}]}',
+    ],
 )
 def test_a_record_that_is_none_is_refused_by_name(tmp_path, text):
     (tmp_path / RECORD).write_text(text)
-    with pytest.raises(InputError, match=r"run\.json cannot be read as what a run says of itself"):
+    with pytest.raises(
+        InputError, match=r"run\.json cannot be read \(\w+: .*\): it is damaged, or"
+    ):
+        History.read(tmp_path)
+
+
+def test_a_record_without_epochs_has_nothing_to_show(tmp_path):
+    (tmp_path / RECORD).write_text('{"epochs": []}')
+    with pytest.raises(InputError, match="has no epoch that is over"):
         History.read(tmp_path)
 
 
@@ -107,15 +141,23 @@ def checkpoint_of(path, metadata):
 
 @pytest.mark.parametrize(
     "about",
-    [None, "{", "null", "{}", '{"format": 1}', '{"format": 2, "settings": {}}'],
+    [
+        *(None, "{", "null", "{}", '{"format": 1}', '{"format": 2, "settings": {}}'),
+        '{"format": 2, "settings": {"loss": "ce", "recipe": {"epochs": "x"}}, '
+        '"position": {"history": []}}',
+    ],
 )
 def test_a_checkpoint_that_is_none_is_refused_by_name(tmp_path, about):
     checkpoint_of(tmp_path / CHECKPOINT, None if about is None else {KEY: about})
-    with pytest.raises(InputError, match=r"checkpoint\.safetensors cannot be read as what a run"):
+    with pytest.raises(
+        InputError, match=r"checkpoint\.safetensors cannot be read \(\w+: .*\): it is damaged"
+    ):
         History.read(tmp_path)
 
 
 def test_a_torn_checkpoint_is_refused_by_name(tmp_path):
     (tmp_path / CHECKPOINT).write_bytes(b"\x10\x00")
-    with pytest.raises(InputError, match=r"checkpoint\.safetensors cannot be read as what a run"):
+    with pytest.raises(
+        InputError, match=r"checkpoint\.safetensors cannot be read \(\w+: .*\): it is damaged"
+    ):
         History.read(tmp_path)

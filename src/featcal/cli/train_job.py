@@ -127,7 +127,8 @@ class Job:
         several = [f"{dist.world()} processes"] if dist.world() > 1 else []
         yield ", ".join([where["device"], where["precision"], *tricks, *several])
         if standing is not None:
-            place = _place(standing, recipe.epochs)
+            steps = -(-len(self.splits.train) // recipe.batch)
+            place = _place(standing, recipe.epochs, steps)
             yield f"Going on from {request.output / CHECKPOINT}: {place}"
 
     def facts(self, history: tuple[Epoch, ...]) -> dict[str, Any]:
@@ -174,10 +175,13 @@ class Job:
             tables.say(line)
 
 
-def _place(position: Position, epochs: int) -> str:
+def _place(position: Position, epochs: int, steps: int) -> str:
+    """The next step in words; an epoch whose steps are done is still to be watched."""
     if position.epoch == epochs:
         return "every epoch is done"
-    return f"epoch {position.epoch + 1}" + (f", step {position.step + 1}" if position.step else "")
+    if position.step == steps:
+        return f"end of epoch {position.epoch + 1}"
+    return f"epoch {position.epoch + 1}, step {position.step + 1} of {steps}"
 
 
 @final

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.core.disk import new_file
@@ -110,7 +110,9 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
-            about, tensors = said_in(self.path), load_file(self.path)
+            with safe_open(self.path, "pt") as file:
+                about = _said(file)
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
             raise self._refused(f"cannot be read ({error})") from error
         self._check(about)
@@ -142,7 +144,11 @@ class Checkpoint:
 def said_in(path: Path) -> Any:  # noqa: ANN401 - JSON
     """What a checkpoint says of its run, without its tensors; None for another file."""
     with safe_open(path, "pt") as file:
-        return json.loads((file.metadata() or {}).get(KEY, "null"))
+        return _said(file)
+
+
+def _said(file: Any) -> Any:  # noqa: ANN401 - an open file of safetensors has no public type
+    return json.loads((file.metadata() or {}).get(KEY, "null"))
 
 
 def fingerprints(splits: Splits) -> dict[str, str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -36,9 +37,20 @@ class Epoch:
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Epoch:
         """The epoch a public form describes."""
-        own = {key: found[key] for key in ("epoch", "rate", "loss", "seconds")}
-        seen = {key: found[key] for key in ("nll", "accuracy", "ece") if key in found}
-        return cls(**own, watched=Watched(**seen) if seen else None)
+        own = {key: _number(found[key]) for key in ("rate", "loss", "seconds")}
+        seen = {key: _number(found[key]) for key in ("nll", "accuracy", "ece") if key in found}
+        return cls(int(found["epoch"]), **own, watched=Watched(**seen) if seen else None)
+
+
+def _number(value: Any) -> float:  # noqa: ANN401 - JSON
+    if not math.isfinite(value):
+        raise ValueError(f"{value} where a number belongs")
+    return float(value)
+
+
+def looks(epochs: Iterable[Epoch]) -> list[tuple[int, Watched]]:
+    """The epochs after which val was looked at, by number, and what was seen."""
+    return [(epoch.epoch, epoch.watched) for epoch in epochs if epoch.watched is not None]
 
 
 Report = Callable[[Epoch], None]

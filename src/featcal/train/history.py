@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from safetensors import SafetensorError
 
+from featcal.core.disk import LOCK
 from featcal.core.errors import InputError
 from featcal.train.checkpoint import FILE as CHECKPOINT
 from featcal.train.checkpoint import FORMAT, said_in
@@ -38,18 +40,15 @@ class History:
         """That of a run which is finished, under way, or was killed.
 
         Raises:
-            InputError: for a folder without a run, or one whose first epoch is not over.
+            InputError: for a folder without a run, or one without an epoch that is over.
         """
         folder = Path(folder)
+        if not os.path.isdir(folder):
+            raise InputError(f"{folder} is no folder: give that of a run of featcal train")
         loss, planned, epochs = _found_in(folder)
         if not epochs:
-            raise InputError(f"{folder} has no epoch that is over yet: look again later")
+            raise InputError(f"{folder} has no epoch that is over: there is nothing to show yet")
         return cls(folder, loss, planned, epochs)
-
-    @property
-    def watched(self) -> tuple[Epoch, ...]:
-        """The epochs after which val was looked at."""
-        return tuple(epoch for epoch in self.epochs if epoch.watched is not None)
 
     def as_json(self) -> dict[str, Any]:
         """The public form."""
@@ -60,21 +59,27 @@ class History:
 
 
 Found = tuple[str, int, tuple[Epoch, ...]]
+UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def _found_in(folder: Path) -> Found:
     """Loss, planned epochs and those that are over, by the record or by the checkpoint."""
-    for file, read in ((RECORD, _recorded), (CHECKPOINT, _kept)):
-        path = folder / file
-        if not path.is_file():
-            continue
+    # The record comes before the checkpoint goes: a run that ends between two looks has the former.
+    for file, read in ((RECORD, _recorded), (CHECKPOINT, _kept), (RECORD, _recorded)):
         try:
-            return read(path)
-        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            return read(folder / file)
+        except FileNotFoundError:
+            continue
+        except UNREADABLE as error:
             raise InputError(
-                f"{path} cannot be read as what a run says of itself ({error!r}): give the folder "
-                "of a run that this version of featcal train made"
+                f"{folder / file} cannot be read ({type(error).__name__}: {error}): it is damaged, "
+                "or of another version of featcal"
             ) from error
+    if (folder / LOCK).exists():
+        raise InputError(
+            f"{folder} is of a run that has kept no checkpoint yet: look again when it has "
+            "(--checkpoint-every)"
+        )
     raise InputError(
         f"{folder} holds no run: give a folder that featcal train made, with {RECORD} or "
         f"{CHECKPOINT} in it"
@@ -95,4 +100,4 @@ def _kept(path: Path) -> Found:
         raise ValueError(f"format {about['format']}, not {FORMAT}")
     settings = about["settings"]
     epochs = tuple(map(Epoch.of_json, about["position"]["history"]))
-    return settings["loss"], settings["recipe"]["epochs"], epochs
+    return str(settings["loss"]), int(settings["recipe"]["epochs"]), epochs

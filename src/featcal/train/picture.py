@@ -5,16 +5,19 @@ matplotlib is imported inside the functions alone, so that training works withou
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle, product
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from featcal.core.disk import new_file
 from featcal.core.errors import InputError
 from featcal.report.diagram import DPI, METADATA
-from featcal.report.drawing import TEXT, own_style, require_matplotlib
-from featcal.train.epoch import Epoch
+from featcal.report.drawing import BLUE, PURPLE, TEXT, VERMILLION, own_style, require_matplotlib
+from featcal.train.epoch import Epoch, looks
 from featcal.train.watch import Watched
 
 if TYPE_CHECKING:
@@ -22,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's hues, apart for every kind of colour vision; then the same with dashes.
-HUES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+HUES = (BLUE, VERMILLION, "#009E73", PURPLE, "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":")
 MAX_RUNS = len(HUES) * len(DASHES)
 FEW = 30  # epochs of which each is marked
-IN_LEGEND, CHARACTERS = 3, 105  # entries and characters in a line
+IN_LEGEND, CHARACTERS = 3, 80  # entries and characters in a line
 SIZE, LINE = (7.2, 5.0), 0.2  # inches: of the panels, and of a line of the legend
 SEEN: dict[str, Callable[[Watched], float]] = {
     "val accuracy, %": lambda seen: 100 * seen.accuracy,
@@ -57,57 +60,85 @@ def save_history(
     check_picture(path)
     _check_runs(runs)
     with new_file(path, overwrite=overwrite) as draft, own_style():
-        form = path.suffix[1:]
+        form = _form(path)
         _drawn(runs).savefig(draft, format=form, dpi=DPI, metadata=METADATA[form])
     return path
 
 
 def check_picture(path: Path) -> None:
     """Refuses a path whose ending is of no kind of picture that is made here."""
-    if path.suffix[1:] not in METADATA:
-        raise InputError(f"picture {path} ends in {path.suffix!r}: give .png or .svg")
+    if _form(path) not in METADATA:
+        raise InputError(f"picture {path} ends in neither .png nor .svg: give one of these")
 
 
-def _check_runs(runs: Mapping[str, Sequence[Epoch]]) -> None:
+def _form(path: Path) -> str:
+    return path.suffix[1:].lower()
+
+
+def _check_runs(runs: Any) -> None:  # noqa: ANN401 - whatever was passed
+    if not isinstance(runs, Mapping):
+        kind = type(runs).__name__
+        raise InputError(f"runs is a {kind}: pass a dict, such as {{'focal': what train returned}}")
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(f"runs has {len(runs)} entries: pass 1 to {MAX_RUNS}")
     for name, epochs in runs.items():
-        if not epochs:
+        given = epochs if isinstance(epochs, Sequence) else [epochs]
+        others = [epoch for epoch in given if not isinstance(epoch, Epoch)]
+        if others:
+            raise InputError(
+                f"runs[{name!r}] holds a {type(others[0]).__name__}: pass what train returned, or "
+                "the epochs of History.read(folder)"
+            )
+        if not given:
             raise InputError(f"runs[{name!r}] has no epochs: leave it out")
 
 
 def _drawn(runs: Mapping[str, Sequence[Epoch]]) -> Figure:
     from matplotlib.figure import Figure
 
-    longest = max(map(len, runs)) + 8  # with its mark
+    names = [textwrap.fill(str(name), CHARACTERS) for name in runs]
+    longest = max(map(len, names)) + 8  # with its mark
     columns = min(len(runs), max(1, min(IN_LEGEND, CHARACTERS // longest)))
-    height = SIZE[1] + LINE * -(-len(runs) // columns)
-    figure = Figure(figsize=(SIZE[0], height), layout="constrained")
+    lines = -(-len(runs) // columns) + sum(name.count("\n") for name in names)
+    figure = Figure(figsize=(SIZE[0], SIZE[1] + LINE * lines), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True)
-    looks = cycle(product(DASHES, HUES))
-    for epochs, (dash, hue) in zip(runs.values(), looks, strict=False):
-        _draw_run(list(panels.flat), epochs, hue, dash)
+    mark = "o" if max(map(len, runs.values())) <= FEW else ""
+    for epochs, (dash, hue) in zip(runs.values(), product(DASHES, HUES), strict=False):
+        _draw_run(list(panels.flat), epochs, color=hue, linestyle=dash, marker=mark)
     for ax, title in zip(panels.flat, ("training loss", *SEEN), strict=True):
-        ax.set_title(title, loc="left", size=TEXT + 1, weight="bold")
-        ax.grid(visible=True, linewidth=0.4, alpha=0.5)
-        ax.spines[["top", "right"]].set_visible(False)
+        _tidy(ax, title)
     for ax in panels[1]:
         ax.set_xlabel("epoch")
         ax.xaxis.get_major_locator().set_params(integer=True)
     panels[1, 1].set_ylim(bottom=0)
-    handles = panels[0, 0].get_lines()
-    figure.legend(handles, list(runs), loc="outside lower center", ncols=columns, frameon=False)
+    _add_legend(figure, names, columns)
     return figure
 
 
-def _draw_run(panels: Sequence[Axes], epochs: Sequence[Epoch], hue: str, dash: str) -> None:
+def _draw_run(panels: Sequence[Axes], epochs: Sequence[Epoch], **look: Any) -> None:  # noqa: ANN401
     """A line in each panel; those of val have the epochs after which val was looked at."""
-    seen = [(epoch.epoch, epoch.watched) for epoch in epochs if epoch.watched is not None]
+    seen = looks(epochs)
     losses = ([epoch.epoch for epoch in epochs], [epoch.loss for epoch in epochs])
     scores = (
         ([number for number, _ in seen], [score(watched) for _, watched in seen])
         for score in SEEN.values()
     )
     for ax, (x, y) in zip(panels, (losses, *scores), strict=True):
-        mark = "o" if len(x) <= FEW else None
-        ax.plot(x, y, dash, color=hue, linewidth=1.2, marker=mark, markersize=2.5)
+        ax.plot(x, y, linewidth=1.2, markersize=2.5, **look)
+
+
+def _tidy(ax: Axes, title: str) -> None:
+    """A panel without a point says so; matplotlib would make up a scale."""
+    if not any(np.size(line.get_xdata()) for line in ax.get_lines()):
+        ax.text(0.5, 0.5, "not looked at yet", ha="center", transform=ax.transAxes)
+        ax.set_yticks([])
+    ax.set_title(title, loc="left", size=TEXT + 1, weight="bold")
+    ax.grid(visible=True, linewidth=0.4, alpha=0.5)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _add_legend(figure: Figure, names: list[str], columns: int) -> None:
+    handles, look = figure.axes[0].get_lines(), {"ncols": columns, "frameon": False}
+    legend = figure.legend(handles, names, loc="outside lower center", **look)
+    for text in legend.get_texts():
+        text.set_parse_math(False)  # a name with dollars in it is no formula
