@@ -74,11 +74,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _cells(run: History) -> Iterator[str]:
     """The loss of the last epoch, the scores when val was last looked at, and the lowest NLL."""
-    found, done = looks(run.epochs), f"{len(run.epochs)} of {run.planned}"
-    stale = found and found[-1][0] != run.epochs[-1].epoch
+    last, found = run.epochs[-1], looks(run.epochs)
+    stale = found and found[-1][0] != last.epoch
     yield run.loss
-    yield f"{done}, val after {found[-1][0]}" if stale else done
-    yield f"{run.epochs[-1].loss:.4f}"
+    yield f"{last.epoch} of {run.planned}" + (f", val after {found[-1][0]}" if stale else "")
+    yield f"{last.loss:.4f}"
     if not found:
         yield from ("-",) * (len(SHOWN) + 1)
         return
