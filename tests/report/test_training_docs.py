@@ -158,6 +158,24 @@ def test_what_the_page_says_of_the_curves_is_what_the_file_holds(docs):
     assert first > 2 > 1 > abs(last)
 
 
+def test_a_loop_made_twice_is_as_far_from_itself_as_from_others(docs):
+    """As docs/training-results.md has it."""
+    (small,) = (
+        row["curves"]
+        for row in json.loads(docs.BENCH.read_text())["rows"]
+        if row["network"] == "wrn16x4"
+    )
+    comes = "featcal, compiler as it comes"
+
+    def spread(one, other):
+        _, between = docs.differences(small[one], small[other])
+        return between.std(0).mean().item()
+
+    itself = spread(comes, f"{comes}, again")
+    for loop in ("plain bfloat16", "plain float32"):
+        assert itself > spread("featcal", loop)
+
+
 def test_what_the_page_says_of_the_first_steps_is_what_the_file_holds(docs):
     rows = {row["network"]: row for row in json.loads(docs.BENCH.read_text())["rows"]}
     steps = rows["wrn16x4"]["first_steps"]
