@@ -73,7 +73,7 @@ def test_a_reader_that_goes_away_costs_nothing(train_project):
     [
         (("--loss", "fokal"), "did you mean focal"),
         (("--batch", "15"), "--batch is 15: give a multiple of the 2 processes"),
-        (("--val", "80"), "--val 80 of 80 training images leaves nothing"),
+        (("--val", "80"), "--val is 80 of 80 training images and leaves nothing"),
     ],
 )
 def test_of_two_processes_one_refuses(more, said, train_project):

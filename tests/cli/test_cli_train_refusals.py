@@ -91,8 +91,8 @@ def test_an_option_the_network_has_not(train_project, monkeypatch):
             ("--batch", "100"),
             ["--batch is 100, and train has 72", "--batch of 72"],
         ),
-        ("train_nets:tiny", ("--val", "80"), ["--val 80 of 80 training", "a --val from 1 to 79"]),
-        ("train_nets:tiny", ("--held-out", "72"), ["--held-out 72 of 72 images"]),
+        ("train_nets:tiny", ("--val", "80"), ["--val is 80 of 80", "a --val from 1 to 79"]),
+        ("train_nets:tiny", ("--held-out", "72"), ["--held-out is 72 of 72 images"]),
         ("train_nets:tiny", ("--loss", "adafocal", "--held-out", "0"), ["--held-out 0: adafocal"]),
     ],
 )
@@ -218,6 +218,6 @@ def test_what_the_folder_cannot_give_is_said_of_the_options(train_project):
     made.write_folders(train_project / "pets", parts=parts)
     given = ("train", "folder", "train_nets:tiny", "-o", "run", "--data", "pets")
     said = refused(*given, "--image-size", "24", "--val", "10")
-    assert "--val 10, and pets has a val part of its own of 6 images: leave --val out" in said
+    assert "--val is 10, and pets has a val part of its own of 6 images: leave --val out" in said
     said = refused(*given, "--image-size", "40000")
-    assert "above the limit of 16.0 GiB: give a smaller --image-size or fewer images" in said
+    assert "above the limit of 16.0 GiB: give a smaller --image-size, fewer images, or" in said

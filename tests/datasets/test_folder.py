@@ -174,8 +174,8 @@ def test_more_memory_than_allowed_is_refused_before_reading(tmp_path):
     with pytest.raises(InputError) as told:
         load_images("folder", tmp_path, image_size=8000, memory_gib=2)
     assert str(told.value) == (
-        "36 images of 8000 x 8000 pixels take 6.4 GiB of memory, above memory_gib=2 of "
-        "load_images: give a smaller image_size or fewer images (in Python, a larger memory_gib)"
+        "36 images of 8000 x 8000 pixels take 6.4 GiB of memory, above the limit of 2 GiB: give a "
+        "smaller image_size, fewer images, or from Python a larger memory_gib of load_images"
     )
 
 

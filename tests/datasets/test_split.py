@@ -81,7 +81,7 @@ def test_a_cut_that_leaves_nothing_is_refused(val):
     with pytest.raises(InputError, match=f"val={val} of n=10 .* from 1 to 9"):
         published_split(10, val)
     data = ImageData("x", ("a", "b"), numbered(10), numbered(4))
-    with pytest.raises(InputError, match=f"split: val={val} of 10 training images"):
+    with pytest.raises(InputError, match=f"val is {val} of 10 training images and leaves nothing"):
         split(data, val=val)
     with pytest.raises(InputError, match="imagenet_split: n is 4: give a whole number from 5 up"):
         imagenet_split(4)
@@ -139,7 +139,7 @@ def test_a_tenth_is_val_by_default_and_at_most_the_published_number(images, val)
 
 
 def test_one_image_cannot_be_cut():
-    with pytest.raises(InputError, match="val=1 of 1 training images leaves nothing"):
+    with pytest.raises(InputError, match="val is 1 of 1 training images and leaves nothing"):
         split(ImageData("x", ("a", "b"), numbered(1), numbered(2)))
 
 
@@ -158,7 +158,7 @@ def test_the_held_out_images_come_from_train_and_leave_val_alone():
 @pytest.mark.parametrize("held_out", [270, 300])
 def test_a_held_out_part_that_leaves_nothing_is_refused(held_out):
     data = ImageData("x", ("a", "b"), numbered(300), numbered(7))
-    with pytest.raises(InputError, match=f"held_out={held_out} of 270 .* at most 269"):
+    with pytest.raises(InputError, match=f"held_out is {held_out} of 270 .* at most 269"):
         split(data, val=30, held_out=held_out)
 
 
@@ -174,5 +174,5 @@ def test_a_val_part_of_its_own_is_used():
         "val: the data set's own; held out: the first 10 of the 300 training images, shuffled by "
         "numpy's legacy seed 1"
     )
-    with pytest.raises(InputError, match=r"val=5.*x has a val part of its own of 9 images"):
+    with pytest.raises(InputError, match=r"val is 5.*x has a val part of its own of 9 images"):
         split(data, val=5)

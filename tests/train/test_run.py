@@ -154,7 +154,7 @@ def test_a_diverging_run_is_stopped_with_a_remedy():
 
 
 def test_soft_labels_for_a_loss_that_takes_none_are_refused():
-    with pytest.raises(InputError, match=r"smoothing is 0.1.*focal takes class numbers.*CE\(\)"):
+    with pytest.raises(InputError, match=r"smoothing is 0.1.*focal takes class numbers.*ce"):
         trained(loss=Focal(), recipe=replace(RECIPE, smoothing=0.1))
 
 

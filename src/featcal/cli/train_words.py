@@ -5,22 +5,8 @@ The library names its arguments; whoever typed a command knows options.
 
 from __future__ import annotations
 
-import re
+from featcal.core.errors import ArgumentError, InputError
 
-from featcal.core.errors import InputError
-
-SAID = {  # as the library has it, and as it was typed
-    r"download=True": "--download",
-    r"\bsplit: (val|held_out)=": r"--\1 ",
-    r"\bgive a val\b": "give a --val",
-    r"\bleave val out\b": "leave --val out",
-    r"^(recipe: )?batch is\b": "--batch is",
-    r"\bgive a batch of\b": "give a --batch of",
-    r"\banother batch than\b": "another --batch than",
-    r"memory_gib=(\S+) of load_images": r"the limit of \1 GiB",
-    r"\bgive a smaller image_size\b": "give a smaller --image-size",
-    r"\(in Python, a larger memory_gib\)": "(from Python, load_images takes a larger memory_gib)",
-}
 OPTIONS = ("loss", "precision", "image_size", "test_norm")
 RECIPE = ("epochs", "lr", "batch", "clip_norm", "schedule", "seed", "mixup", "smoothing")
 ARGUMENTS = ("dataset", "network")
@@ -28,10 +14,14 @@ ARGUMENTS = ("dataset", "network")
 
 def as_typed(error: InputError) -> InputError:
     """The same sentence with options where it had arguments."""
-    sentence = str(error)
-    for said, typed in SAID.items():
-        sentence = re.sub(said, typed, sentence)
-    return InputError(sentence.replace("--held_out", "--held-out"))
+    if isinstance(error, ArgumentError):
+        return InputError(error.sentence(_option))
+    return error
+
+
+def _option(argument: str) -> str:
+    """--held-out for held_out, and --download for download=True."""
+    return f"--{argument.partition('=')[0].replace('_', '-')}"
 
 
 def option_of(setting: str) -> str:
@@ -42,5 +32,5 @@ def option_of(setting: str) -> str:
     if group == "rows":
         return f"rows of {name.replace('_', ' ')}"
     if name in (RECIPE if group == "recipe" else OPTIONS):
-        return f"--{name.replace('_', '-')}"
+        return _option(name)
     return name.upper() if name in ARGUMENTS else setting

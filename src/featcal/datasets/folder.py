@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from featcal.core.arguments import check_whole
-from featcal.core.errors import InputError
+from featcal.core.errors import ArgumentError, InputError
 from featcal.datasets.decode import decoded, in_threads, need_pillow
 from featcal.datasets.images import ImageData, Images
 from featcal.datasets.split import IMAGENET_SEED, LEAST_FIFTH, imagenet_split
@@ -184,10 +184,10 @@ def _check_memory(listings: dict[str, Listing], size: int, limit: float) -> None
         raise InputError(f"load_images: memory_gib is {limit!r}: give a number above 0")
     needed = count * size * size * 3 / GIB
     if needed > limit:
-        raise InputError(
-            f"{count} images of {size} x {size} pixels take {needed:.1f} GiB of memory, above "
-            f"memory_gib={limit} of load_images: give a smaller image_size or fewer images (in "
-            "Python, a larger memory_gib)"
+        raise ArgumentError(
+            f"{count} images of {size} x {size} pixels take {needed:.1f} GiB of memory, above the "
+            f"limit of {limit} GiB: give a smaller <image_size>, fewer images, or from Python a "
+            "larger memory_gib of load_images"
         )
 
 

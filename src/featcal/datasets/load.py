@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from featcal.core.errors import InputError
+from featcal.core.errors import ArgumentError, InputError
 from featcal.core.progress import shown
 from featcal.datasets.cifar_binary import ARCHIVES, Archive, read_archive, read_unpacked
 from featcal.datasets.download import download as fetched
@@ -76,7 +76,7 @@ def _image_files(
     path: Path, download: bool, image_size: int | None, resize: int | None, memory_gib: float
 ) -> ImageData:
     if download:
-        raise InputError("download=True: image folders cannot be downloaded; leave it out")
+        raise ArgumentError("<download=True>: image folders cannot be downloaded; leave it out")
     if image_size is None:
         raise InputError(
             "image_size is not given: give the height and width that images are cut to, as in "
@@ -105,7 +105,7 @@ def _cifar(archive: Archive, path: Path, download: bool) -> ImageData:
     if download:
         return read_archive(archive, fetched(archive, path))
     _refuse_pickles(archive, path, archive.python)
-    raise InputError(_nothing(archive, path))
+    raise ArgumentError(_nothing(archive, path))
 
 
 def _found(archive: Archive, path: Path) -> ImageData | None:
@@ -126,9 +126,9 @@ def _found(archive: Archive, path: Path) -> ImageData | None:
 def _refuse_pickles(archive: Archive, path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         if name in archive.python and (path / name).exists():
-            raise InputError(
+            raise ArgumentError(
                 f"{path / name} holds pickles, which can run code when they are read: get "
-                f"{archive.url} in its place (download=True does so)"
+                f"{archive.url} in its place (<download=True> does so)"
             )
 
 
@@ -137,7 +137,7 @@ def _nothing(archive: Archive, path: Path) -> str:
     looked = [archive.file, f"{archive.folder}/{archive.train[0]}", *sheets]
     return (
         f"{path} has no {archive.name}; looked for {'; '.join(looked)}: give the folder that has "
-        f"one of them, or download {archive.url} with download=True"
+        f"one of them, or download {archive.url} with <download=True>"
     )
 
 

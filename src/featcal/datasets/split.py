@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from featcal.core.arguments import check_whole
-from featcal.core.errors import InputError
+from featcal.core.errors import ArgumentError, InputError
 from featcal.datasets.images import ImageData, Images, Splits
 
 PUBLISHED_VAL = 5000
@@ -98,17 +98,17 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
 def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | None, str]:
     if data.val is not None:
         if val is not None:
-            raise InputError(
-                f"split: val={val}, and {data.name} has a val part of its own of {len(data.val)} "
-                "images: leave val out"
+            raise ArgumentError(
+                f"<val> is {val}, and {data.name} has a val part of its own of {len(data.val)} "
+                "images: leave <val> out"
             )
         return torch.arange(len(data.train)), None, data.how
     images = len(data.train)
     count = default_val(images) if val is None else val
     if count >= images:
-        raise InputError(
-            f"split: val={count} of {images} training images leaves nothing to train on: give "
-            f"a val from 1 to {images - 1}"
+        raise ArgumentError(
+            f"<val> is {count} of {images} training images and leaves nothing to train on: give "
+            f"a <val> from 1 to {images - 1}"
         )
     train, index = published_split(images, count)
     how = f"val: the first {count} of {images} training images, shuffled {BY_SEED}"
@@ -119,8 +119,8 @@ def _held_out(train: Tensor, held_out: int) -> tuple[Tensor, Tensor | None]:
     if held_out == 0:
         return train, None
     if held_out >= len(train):
-        raise InputError(
-            f"split: held_out={held_out} of {len(train)} images to train on: give 0 (none) or at "
+        raise ArgumentError(
+            f"<held_out> is {held_out} of {len(train)} images to train on: give 0 (none) or at "
             f"most {len(train) - 1}"
         )
     rest, held = published_split(len(train), held_out)

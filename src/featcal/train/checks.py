@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from featcal.core import dist
 from featcal.core.arguments import check_whole
-from featcal.core.errors import InputError
+from featcal.core.errors import ArgumentError, InputError
 from featcal.core.fitting import undisturbed
 from featcal.datasets import Normalisation, Splits
 from featcal.datasets.split import default_val
@@ -71,18 +71,19 @@ def check_request(splits: Splits, loss: TrainingLoss, recipe: Recipe) -> None:
     """Refuses a loss and a recipe that do not go together, or not with the rows."""
     rows = len(splits.train)
     if recipe.batch > rows:
-        raise InputError(
-            f"batch is {recipe.batch}, and train has {rows} rows: give a batch of {rows} or fewer"
+        raise ArgumentError(
+            f"<batch> is {recipe.batch}, and train has {rows} rows: give a <batch> of {rows} or "
+            "fewer"
         )
     if recipe.batch % dist.world():
-        raise InputError(
-            f"recipe: batch is {recipe.batch}: give a multiple of the {dist.world()} processes"
+        raise ArgumentError(
+            f"<batch> is {recipe.batch}: give a multiple of the {dist.world()} processes"
         )
     if recipe.smoothing and not loss.soft_targets:
-        raise InputError(
-            f"recipe: smoothing is {recipe.smoothing}, which makes probabilities of labels, and "
-            f"{loss.name} takes class numbers alone: leave smoothing out, or choose a loss such "
-            "as CE()"
+        raise ArgumentError(
+            f"<smoothing> is {recipe.smoothing}, which makes probabilities of labels, and "
+            f"{loss.name} takes class numbers alone: leave <smoothing> out, or choose a loss such "
+            "as ce"
         )
     if loss.needs_held_out and splits.held_out is None:
         raise InputError(

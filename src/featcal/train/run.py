@@ -15,7 +15,7 @@ import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from featcal.core import dist
-from featcal.core.errors import InputError
+from featcal.core.errors import ArgumentError
 from featcal.core.progress import tell
 from featcal.datasets import Normalisation, Splits, normalisations
 from featcal.datasets.normalise import PUBLISHED
@@ -256,9 +256,9 @@ class Trainer:
             if len(mine.images) > 1:
                 raise
             # Batch normalisation of one row with maps of one pixel: there is nothing to average.
-            raise InputError(
+            raise ArgumentError(
                 f"the last batch of an epoch has one row, and the network cannot learn from it "
-                f"({error}): choose another batch than {self.recipe.batch}"
+                f"({error}): choose another <batch> than {self.recipe.batch}"
             ) from error
         return dist.total(loss.double() * len(mine.images))
 
