@@ -21,6 +21,6 @@ def test_every_snippet_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert names["x"].is_contiguous(memory_format=torch.channels_last)
     assert (len(names["splits"].train), len(names["splits"].held_out)) == (4900, 500)
     said = capsys.readouterr().out
-    assert "val: the first 20 of 200 training images" in said
-    assert "seed 1; held out: the first 500 of the 5400 that are left" in said
+    assert "val: 20 of 200 training images" in said
+    assert "seed 1; held out: 500 of the 5400 that are left" in said
     assert names["pets"].train.pixels.shape == (24, 32, 32, 3)

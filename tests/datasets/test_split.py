@@ -126,7 +126,7 @@ def test_a_data_set_without_val_is_cut_as_published():
     assert cut.held_out_index is None
     assert cut.name == "cifar10"
     assert cut.how == (
-        "val: the first 30 of 300 training images, shuffled by numpy's legacy seed 1"
+        "val: 30 of 300 training images, the first in the shuffle of numpy's legacy seed 1"
     )
 
 
@@ -151,7 +151,7 @@ def test_the_held_out_images_come_from_train_and_leave_val_alone():
     assert numbers(cut.held_out) == cut.held_out_index.tolist()
     assert len(cut.held_out) == 20
     assert cut.how.endswith(
-        "; held out: the first 20 of the 270 that are left, shuffled by numpy's legacy seed 1"
+        "; held out: 20 of the 270 that are left, the first in the shuffle of numpy's legacy seed 1"
     )
 
 
@@ -171,8 +171,8 @@ def test_a_val_part_of_its_own_is_used():
     _, held = published_split(300, 10)
     assert cut.held_out_index.tolist() == held.tolist()
     assert cut.how == (
-        "val: the data set's own; held out: the first 10 of the 300 training images, shuffled by "
-        "numpy's legacy seed 1"
+        "val: the data set's own; held out: 10 of the 300 training images, the first in the "
+        "shuffle of numpy's legacy seed 1"
     )
     with pytest.raises(InputError, match=r"val is 5.*x has a val part of its own of 9 images"):
         split(data, val=5)

@@ -20,7 +20,7 @@ PUBLISHED_VAL = 5000
 CIFAR_SEED = 1
 IMAGENET_SEED = 42
 LEAST_FIFTH = 5  # images, below which a fifth of them is none
-BY_SEED = f"by numpy's legacy seed {CIFAR_SEED}"
+SHUFFLE = f"the shuffle of numpy's legacy seed {CIFAR_SEED}"
 
 
 def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
     train, held_index = _held_out(rest, held_out)
     if held_index is not None:
         which = "training images" if val_index is None else "that are left"
-        how += f"; held out: the first {held_out} of the {len(rest)} {which}, shuffled {BY_SEED}"
+        how += f"; held out: {held_out} of the {len(rest)} {which}, the first in {SHUFFLE}"
     how += f"; {data.note}" if data.note else ""
     return Splits(
         name=data.name,
@@ -111,7 +111,7 @@ def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | N
             f"a <val> from 1 to {images - 1}"
         )
     train, index = published_split(images, count)
-    how = f"val: the first {count} of {images} training images, shuffled {BY_SEED}"
+    how = f"val: {count} of {images} training images, the first in {SHUFFLE}"
     return train, index, how
 
 
