@@ -1,23 +1,18 @@
 """The tests of chance against naive loops, and against what is known without computing."""
 
-import importlib
 import itertools
 import statistics
-from pathlib import Path
 
 import made_training
 import pytest
 import torch
 
-ROOT = Path(__file__).parents[2]
 SEEDS = [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.fixture(scope="module")
-def tests():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "experiments")
-        yield importlib.import_module("training_chance")
+def tests(imported):
+    return imported("training_chance")
 
 
 def made(seed, rows=7, epochs=3, shift=0.0):

@@ -1,10 +1,8 @@
 """The pages about training hold what the result files hold, or say that there is nothing yet."""
 
-import importlib
 import json
 import re
 import statistics
-from pathlib import Path
 
 import made_training
 import pytest
@@ -14,14 +12,10 @@ from featcal.report.paper import paper_tables
 from featcal.report.result_rows import direction
 from featcal.report.training import TrainingRuns
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
-def docs():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "experiments")
-        yield importlib.import_module("training_docs")
+def docs(imported):
+    return imported("training_docs")
 
 
 def shown(docs, page, name):
@@ -241,8 +235,8 @@ def test_what_is_said_of_mmce_is_what_the_file_holds(docs):
         assert highest < min(found["ece"] for found in forms["ce"])
 
 
-def test_the_grid_makes_every_run_of_the_file(docs):
-    grid = importlib.import_module("train_grid")
+def test_the_grid_makes_every_run_of_the_file(imported):
+    grid = imported("train_grid")
     made = {grid.name_of(run) for run in json.loads(grid.RESULTS.read_text())["runs"]}
     assert made == {grid.canonical(run) for run in grid.grid(grid.EPOCHS)}
 

@@ -1,6 +1,5 @@
 """The pictures of the networks we trained are drawn from the result file, and the page is true."""
 
-import importlib
 import re
 from pathlib import Path
 
@@ -12,10 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def figures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "experiments")
-        yield importlib.import_module("training_figures")
+def figures(imported):
+    return imported("training_figures")
 
 
 @pytest.fixture(scope="module")
