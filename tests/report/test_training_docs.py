@@ -241,6 +241,13 @@ def test_the_grid_makes_every_run_of_the_file(imported):
     assert made == {grid.canonical(run) for run in grid.grid(grid.EPOCHS)}
 
 
+def test_what_the_page_says_of_the_compiler_is_what_the_file_holds(docs):
+    runs = TrainingRuns.read(docs.RESULTS).runs
+    told = {(run.content["network"], run.seed) for run in runs if "compiler" in run.content}
+    assert told == {(network, 2) for network in ("resnet110", "densenet121", "wrn26x10")}
+    assert all(run.content["compiler"] for run in runs if "compiler" in run.content)
+
+
 def test_what_the_page_names_exists(docs):
     text = docs.DOCS.read_text()
     names = {table.name for table in paper_tables()}

@@ -43,7 +43,7 @@ class History:
             InputError: for a folder without a run, or one without an epoch that is over.
         """
         folder = Path(folder)
-        if not os.path.isdir(folder):
+        if not os.path.isdir(folder):  # Path.is_dir raises where a name is too long
             raise InputError(f"{folder} is no folder: give that of a run of featcal train")
         loss, planned, epochs = _found_in(folder)
         if not epochs:
