@@ -32,18 +32,17 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
-from featcal.datasets import load_images, normalisations, split
+from featcal.datasets import images as split
+from featcal.datasets import load_images, normalisations
 from featcal.losses import CE
 from featcal.models import MODELS, build
-from featcal.report.rows import versions
+from featcal.report.compare import versions
 from featcal.train import Engine, Recipe, train
 from featcal.train.engine import COMPILER, known_options
-from featcal.train.feed import Feed
-from featcal.train.finish import full_precision
-from featcal.train.plan import Plan
-from featcal.train.run import Trainer
-from featcal.train.step import set_rate
-from featcal.train.watch import Batches, Watched, outputs
+from featcal.train.history import Batches, Watched, outputs
+from featcal.train.loop import Trainer, full_precision
+from featcal.train.recipe import Plan
+from featcal.train.step import Feed, set_rate
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-train.json"
 ROUNDS = 5  # times that each loop is timed

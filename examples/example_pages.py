@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
-from featcal.report.columns import COLUMNS
-from featcal.report.grids import Grid
-from featcal.report.rows import versions
+from featcal.report.compare import versions
+from featcal.report.paper import Grid
+from featcal.report.scores import COLUMNS
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"

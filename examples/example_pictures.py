@@ -6,11 +6,10 @@ import torch
 from example_pages import IMAGES, ROOT, say
 
 from featcal import ReliabilityDiagram
-from featcal.core.disk import new_file
+from featcal.core.files import new_file
 from featcal.metrics import Bins
 from featcal.report import save_comparison
-from featcal.report.diagram import DPI, METADATA
-from featcal.report.drawing import BLUE, GREY, TEXT, VERMILLION, own_style
+from featcal.report.diagram import BLUE, DPI, GREY, METADATA, TEXT, VERMILLION, own_style
 
 BEFORE, AFTER = {"color": GREY, "hatch": "/////"}, {"color": BLUE}
 BAR = 0.36  # of the distance between two classes

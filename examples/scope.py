@@ -5,9 +5,8 @@ In scope are test questions of the classifier's own intents, out of scope those 
 
 import torch
 
-from featcal.metrics.ordered import Ordered
-from featcal.metrics.selective import auroc_of
-from featcal.report.intervals import interval, verdict
+from featcal.metrics.ordered import Ordered, auroc_of
+from featcal.report.scores import interval, verdict
 
 LEVELS = (0.5, 0.9)
 STEPS = 20  # bars of a histogram of confidence

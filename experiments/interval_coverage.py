@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from featcal import Batch, evaluate
-from featcal.report.columns import COLUMNS
-from featcal.report.intervals import interval
+from featcal.report.scores import COLUMNS, interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "interval-coverage.json"

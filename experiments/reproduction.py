@@ -30,10 +30,10 @@ from reproduction_docs import DOCS, RESULTS, ROOT, fill, sections
 import featcal
 from featcal import METHODS, Batch
 from featcal.analysis import ConfidentCounts, EntropyGrowth
-from featcal.core.fitting import plain
+from featcal.core.fit import plain
 from featcal.report import Comparison
-from featcal.report.blocks import PAPER_METHODS, after_clip
-from featcal.report.rows import versions
+from featcal.report.compare import versions
+from featcal.report.tables import PAPER_METHODS, after_clip
 
 SHARED = ROOT.parent / "shared"
 SEED, RESAMPLES = 0, 1000

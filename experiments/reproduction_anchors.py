@@ -10,8 +10,8 @@ import featcal
 from featcal import METHODS, Batch, metrics
 from featcal.analysis import EntropyGrowth
 from featcal.data.pack import sha256
-from featcal.report.blocks import PAPER_METHODS
 from featcal.report.scores import calibrated_logits
+from featcal.report.tables import PAPER_METHODS
 
 BINS = 15
 PAPER_NETWORK = "CIFAR-10 ResNet-50"

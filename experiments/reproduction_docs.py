@@ -6,9 +6,7 @@ Group calibration fitted on test is shown here and nowhere else.
 import json
 from pathlib import Path
 
-from featcal.report.grids import Grid
-from featcal.report.paper import all_marks, paper_table, paper_tables
-from featcal.report.reproduction import Reproduction
+from featcal.report.paper import Grid, Reproduction, all_marks, paper_table, paper_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "reproduction.json"

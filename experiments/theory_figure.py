@@ -17,8 +17,7 @@ from reproduction_docs import fill
 
 import featcal
 from featcal import theory
-from featcal.report.diagram import METADATA
-from featcal.report.drawing import own_style
+from featcal.report.diagram import METADATA, own_style
 from featcal.theory import PrintedAgainstCorrect, printed
 
 ROOT = Path(__file__).resolve().parents[1]

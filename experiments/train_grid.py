@@ -20,14 +20,15 @@ import torch
 
 import featcal
 from featcal.analysis import LayerAblation
-from featcal.datasets import load_images, normalisations, split
+from featcal.datasets import images as split
+from featcal.datasets import load_images, normalisations
 from featcal.losses import parse_loss
 from featcal.models import build
-from featcal.report.rows import versions
+from featcal.report.compare import versions
 from featcal.train import Engine, Recipe, train
 from featcal.train.engine import known_options
-from featcal.train.finish import full_precision
-from featcal.train.watch import Batches
+from featcal.train.history import Batches
+from featcal.train.loop import full_precision
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "training.json"
 # Dual focal's gamma is published for each data set and network; the small WRN has the big one's.

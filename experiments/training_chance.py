@@ -10,7 +10,7 @@ from itertools import combinations, product
 
 import torch
 
-from featcal.report.grids import Grid
+from featcal.report.paper import Grid
 
 PLANNED = range(1, 5)  # the other seeds were made after these had been looked at
 TITLE = "Largest difference of any epoch in standard errors, and how often chance gives a larger:"

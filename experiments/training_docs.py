@@ -12,10 +12,7 @@ from statistics import mean, median, stdev
 from reproduction_docs import ROOT, fill
 from training_chance import chance, differences
 
-from featcal.report.grids import Grid
-from featcal.report.paper import paper_table
-from featcal.report.training import TrainingRuns
-from featcal.report.training_cells import facts_text, seeds
+from featcal.report.paper import Grid, TrainingRuns, facts_text, paper_table, seeds
 
 RESULTS = ROOT / "results"
 DOCS = ROOT / "docs" / "training-results.md"

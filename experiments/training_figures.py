@@ -9,10 +9,8 @@ import re
 
 from reproduction_docs import ROOT
 
-from featcal.report.diagram import METADATA
-from featcal.report.drawing import BLUE, TEXT, VERMILLION, own_style
-from featcal.report.training import TrainingRuns
-from featcal.report.training_runs import PAPER_LOSSES
+from featcal.report.diagram import BLUE, METADATA, TEXT, VERMILLION, own_style
+from featcal.report.paper import PAPER_LOSSES, TrainingRuns
 from featcal.train import Epoch, save_history
 
 RESULTS, IMAGES = ROOT / "results", ROOT / "docs" / "images"

@@ -20,7 +20,7 @@ from featcal import (
     collect,
     find_head,
 )
-from featcal.core.head import CalibratedHead
+from featcal.heads.head import CalibratedHead
 from featcal.metrics import Bins, ece
 
 

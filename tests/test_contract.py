@@ -19,7 +19,7 @@ from torch import nn
 import featcal
 from featcal import METHODS, Batch, InputError, parse
 from featcal.core.batch import CHUNK_ROWS
-from featcal.core.head import CalibratedHead
+from featcal.heads.head import CalibratedHead
 
 PIPELINES = [
     ("clip | temperature", "joint"),

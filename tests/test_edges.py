@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from featcal import METHODS, Batch, CalibrationWarning, InputError, parse
-from featcal.core.head import as_head
+from featcal.heads.head import as_head
 
 pytestmark = pytest.mark.no_cover  # other rows for known lines
 RECIPES = sorted(METHODS) + [f"clip | {name}" for name in ("temperature", "group", "isotonic")]

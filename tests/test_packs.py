@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from featcal import METHODS, parse
 from featcal.data import import_npz
-from featcal.report.blocks import PAPER_METHODS
+from featcal.report.tables import PAPER_METHODS
 
 pytestmark = [pytest.mark.shared, pytest.mark.no_cover]  # large, and other rows for known lines
 

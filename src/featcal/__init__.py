@@ -5,18 +5,18 @@ from types import ModuleType
 
 from featcal import export, metrics
 from featcal.api import calibrate
-from featcal.core.attach import attach, detach
 from featcal.core.batch import Batch
 from featcal.core.calibrator import METHODS, Calibrator, FeatureMap, LogitMap, Pipeline
-from featcal.core.errors import CalibrationWarning, InputError
-from featcal.core.find import find_head
-from featcal.core.head import CalibratedHead
+from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.loss import Loss
-from featcal.core.spec import parse
+from featcal.core.text import parse
 from featcal.data import Pack, import_files, write_pack
 from featcal.data.collect import collect
-from featcal.data.collect_pack import collect_pack
-from featcal.data.demo import demo_pack
+from featcal.data.pack import demo_pack
+from featcal.data.resume import collect_pack
+from featcal.heads.attach import attach, detach
+from featcal.heads.find import find_head
+from featcal.heads.head import CalibratedHead
 from featcal.io import load, save
 from featcal.methods import FeatureClip, Temperature
 from featcal.report import ReliabilityDiagram, compare, evaluate

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from featcal.core.attach import attach, check_uncalibrated, divided
 from featcal.core.calibrator import Calibrator
-from featcal.core.call import run, watched
-from featcal.core.errors import InputError
-from featcal.core.fitting import undisturbed
+from featcal.core.checks import InputError
+from featcal.core.fit import Mode, undisturbed
 from featcal.core.progress import shown
-from featcal.core.spec import parse
-from featcal.core.steps import Mode
-from featcal.core.wrapper import Wrapper
-from featcal.data.collect import Collector
-from featcal.data.loading import Unpack
+from featcal.core.text import parse
+from featcal.data.collect import Collector, Unpack
+from featcal.heads.attach import attach, check_uncalibrated, divided
+from featcal.heads.find import run, watched
+from featcal.heads.head import Wrapper
 
 
 def calibrate(

@@ -11,10 +11,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from featcal.core.calibrator import Calibrator
-from featcal.core.disk import new_file
-from featcal.core.errors import InputError
-from featcal.core.fitting import FitReport
-from featcal.core.spec import parse
+from featcal.core.checks import InputError
+from featcal.core.files import new_file
+from featcal.core.fit import FitReport
+from featcal.core.text import parse
 from featcal.version import __version__
 
 FORMAT = "featcal.calibrator"

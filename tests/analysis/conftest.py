@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from featcal import Batch, parse
-from featcal.core.head import linear_of
+from featcal.heads.head import linear_of
 
 
 def pieces(batch, size):

@@ -10,9 +10,9 @@ import torch
 
 from featcal import Batch, parse
 from featcal.analysis import BandedDiagram, BeforeAfter
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.report import ReliabilityDiagram
-from featcal.report.resample import Resamples
+from featcal.report.bootstrap import Resamples
 
 
 def naive_band(sure, right, bins, counts):

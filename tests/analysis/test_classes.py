@@ -12,8 +12,8 @@ from scipy import stats
 
 from featcal import Batch
 from featcal.analysis import GroupCalibration
-from featcal.analysis.shares import wilson
-from featcal.core.errors import InputError
+from featcal.analysis.base import wilson
+from featcal.core.checks import InputError
 from featcal.metrics import ece
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from featcal import Batch, parse
 from featcal.analysis import ConfidentCounts, Groups
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 
 
 def naive(logits, labels, levels):

@@ -12,7 +12,7 @@ from scipy import stats
 
 from featcal import Batch, parse
 from featcal.analysis import EntropyGrowth, Groups
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 
 
 def naive(logits, mask):

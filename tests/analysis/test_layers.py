@@ -9,7 +9,7 @@ from torch import nn
 
 import featcal
 from featcal.analysis import LayerAblation
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcal.analysis.magnitudes import Magnitudes
+from featcal.analysis.base import Magnitudes
 
 floats = st.floats(-1e6, 1e6, width=32)
 

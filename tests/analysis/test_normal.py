@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, stats
 
-from featcal.analysis.normal import NormalFit
+from featcal.analysis.features import NormalFit
 
 
 def fit(values, *, rectified=True):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from featcal import Batch, evaluate, parse
-from featcal.analysis import ClipSweep, EntropyGrowth, sweep_passes
-from featcal.core.errors import InputError
+from featcal.analysis import ClipSweep, EntropyGrowth
+from featcal.analysis import sweep as sweep_passes
+from featcal.core.checks import InputError
 from featcal.methods.temperature import Temperature
 
 BRIER = "temperature(criterion='brier')"

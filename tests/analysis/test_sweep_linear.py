@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from featcal import Batch
-from featcal.analysis import ClipSweep, sweep_linear
-from featcal.analysis.sweep_linear import directions, logits_along
-from featcal.core.head import linear_of
+from featcal.analysis import ClipSweep
+from featcal.analysis import sweep as sweep_linear
+from featcal.analysis.sweep import directions, logits_along
+from featcal.heads.head import linear_of
 
 EXACT = torch.float64
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from featcal import Batch
 from featcal.analysis import FeatureValues, Groups, UnitMeans
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 
 
 def values_of(batch, groups):

@@ -9,7 +9,7 @@ from cli_cases import arrays, done, featcal, packed, refused, tree
 
 from featcal import evaluate
 from featcal.data import Pack
-from featcal.report.columns import COLUMNS
+from featcal.report.scores import COLUMNS
 
 FEW = ("--resamples", "100")
 

@@ -7,11 +7,11 @@ import pytest
 from cli_cases import done, refused
 
 from featcal import METHODS, parse
-from featcal.cli import compare_request, main
-from featcal.cli.compare_table import PLAIN_ARROWS, arrows
-from featcal.report.blocks import PAPER_METHODS, PAPER_RECIPES
-from featcal.report.columns import COLUMNS
-from featcal.report.render import ARROWS
+from featcal.cli import compare as compare_request
+from featcal.cli import main
+from featcal.cli.compare import PLAIN_ARROWS, arrows
+from featcal.report.scores import COLUMNS
+from featcal.report.tables import ARROWS, PAPER_METHODS, PAPER_RECIPES
 
 FEW = ("--resamples", "100")
 
@@ -36,7 +36,7 @@ def cells(text):
 @pytest.fixture
 def width(monkeypatch):
     """Sets the width of a pipe."""
-    return lambda columns: monkeypatch.setattr("featcal.cli.tables.PIPE_WIDTH", columns)
+    return lambda columns: monkeypatch.setattr("featcal.cli.shared.PIPE_WIDTH", columns)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 120, 200])

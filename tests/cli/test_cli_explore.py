@@ -14,7 +14,7 @@ import urllib.request
 import pytest
 from cli_cases import done, refused
 
-from featcal.cli import explore
+from featcal.cli import report as explore
 
 WAIT = 60  # seconds, for a process to begin and to end
 

@@ -7,9 +7,9 @@ import pytest
 from cli_cases import done, featcal, refused
 from train_cases import words
 
-from featcal.cli import tables
+from featcal.cli import shared as tables
 from featcal.train import History
-from featcal.train.picture import MAX_RUNS
+from featcal.train.history import MAX_RUNS
 
 ROOT = Path(__file__).parents[2]
 

@@ -187,7 +187,7 @@ def test_a_clip_that_does_nothing_is_called_so(tmp_path):
 
 @pytest.mark.parametrize("file", ["reproduction.json", "training.json"])
 def test_only_a_checkout_has_results_of_its_own(monkeypatch, tmp_path, file):
-    from featcal.report import ours
+    from featcal.report import paper as ours
 
     package = tmp_path / "site-packages" / "featcal" / "report" / "ours.py"
     monkeypatch.setattr(ours, "__file__", str(package))

@@ -10,8 +10,7 @@ from cli_cases import done, encoded, featcal, refused
 from made_training import content, written
 
 from featcal.cli import paper as command
-from featcal.report.ours import Ours
-from featcal.report.paper import paper_table
+from featcal.report.paper import Ours, paper_table
 
 EMPTY = {"replays": [], "packs": [], "beside": []}
 REPLAY = {

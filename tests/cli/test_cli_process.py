@@ -16,7 +16,7 @@ import time
 import pytest
 from cli_cases import arrays, done, packed, tree
 
-from featcal.data.demo import DEMO
+from featcal.data.pack import DEMO
 
 FEATCAL = [sys.executable, "-m", "featcal"]
 # The command, stopped for good at the moment when the finished file is to be renamed.

@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from train_cases import words, write_data, write_network
 
 from featcal import Pack
-from featcal.cli import train_job
+from featcal.cli import train as train_job
 from featcal.core.progress import listen
 from featcal.losses import LOSSES
 from featcal.models import MODELS, build
-from featcal.train import checkpoint
+from featcal.train import run_folder as checkpoint
 
 SMALL = ("--network-option", "width=1", "--network-option", "depth=10")
 FOLDER = ["model.safetensors", "pack", "run.json"]
@@ -356,7 +356,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(project):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("featcal.train.run.Plan.of", stop)
+        patch.setattr("featcal.train.loop.Plan.of", stop)
         ran = featcal(*words("run"))
     assert (ran.code, ran.err.strip()) == (130, "Interrupted: nothing was written.")
     assert not (project / "run").exists()

@@ -16,7 +16,7 @@ from train_cases import words
 # The command, killed as by the system at the moment when its seventh checkpoint is written.
 KILLED = """
 import os, signal, sys
-from featcal.train import checkpoint
+from featcal.train import run_folder as checkpoint
 save, seen = checkpoint.save_file, []
 def killed(*args):
     save(*args)

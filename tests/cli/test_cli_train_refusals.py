@@ -8,8 +8,8 @@ from cli_cases import featcal, refused
 from train_cases import words
 
 from featcal.datasets import load_images
-from featcal.train import checkpoint
-from featcal.train.folder import made_folder
+from featcal.train import run_folder as checkpoint
+from featcal.train.run_folder import made_folder
 
 EARLY = {
     "epochs twice": (("--budget", "0.1"), ["--budget and --epochs contradict each other"]),
@@ -35,7 +35,7 @@ EARLY = {
 @pytest.mark.parametrize("case", EARLY)
 def test_before_the_data_is_read(case, train_project, monkeypatch):
     more, expected = EARLY[case]
-    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    monkeypatch.setattr("featcal.cli.train.load_images", None)
     options = ("--network-option", "width=1") if "--network-option" not in more else ()
     said = refused(*words("run", *more, *options, network="wrn16x4"))
     assert all(word in said for word in expected), said
@@ -52,20 +52,20 @@ def test_before_the_data_is_read(case, train_project, monkeypatch):
     ],
 )
 def test_a_network_there_is_not(network, expected, train_project, monkeypatch):
-    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    monkeypatch.setattr("featcal.cli.train.load_images", None)
     said = refused(*words("run", network=network))
     assert all(word in said for word in expected), said
 
 
 @pytest.mark.parametrize("value", ["{[]: 1}", "-" * 5000 + "1", "(" * 300])
 def test_an_option_that_is_no_literal_is_text(value, train_project, monkeypatch):
-    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    monkeypatch.setattr("featcal.cli.train.load_images", None)
     said = refused(*words("run", "--network-option", f"width={value}", network="wrn16x4"))
     assert "width is" in said
 
 
 def test_an_option_the_network_has_not(train_project, monkeypatch):
-    monkeypatch.setattr("featcal.cli.train_request.load_images", None)
+    monkeypatch.setattr("featcal.cli.train.load_images", None)
     said = refused(*words("run", "--network-option", "widht=1", network="wrn16x4"))
     assert "wrn16x4 has no option 'widht': it takes depth=16, width=4" in said
 
@@ -147,7 +147,7 @@ def test_a_run_goes_on_as_it_was_begun(more, expected, train_project, tmp_path, 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("featcal.train.run.Trainer._adapt", stopped)
+        patch.setattr("featcal.train.loop.Trainer._adapt", stopped)
         ran = featcal(*words(tmp_path / "run", "--checkpoint-every", "0"))
     assert ran.code == 130
     assert (tmp_path / "run" / checkpoint.FILE).exists()
@@ -188,7 +188,7 @@ def test_other_images_do_not_go_on(train_project, tmp_path, monkeypatch):
         found = load_images(*given, **options)
         return replace(found, train=replace(found.train, pixels=found.train.pixels // 2))
 
-    monkeypatch.setattr("featcal.cli.train_request.load_images", darker)
+    monkeypatch.setattr("featcal.cli.train.load_images", darker)
     said = refused(*words(tmp_path / "run", "--lr", "1e30"))
     assert "is of a run with other images in train: choose another folder" in said
 

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from featcal.cli.train_words import as_typed, option_of
-from featcal.core.errors import ArgumentError, InputError
+from featcal.cli.train import as_typed, option_of
+from featcal.core.checks import ArgumentError, InputError
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from featcal import (
     find_head,
     parse,
 )
-from featcal.core.head import CalibratedHead
-from featcal.core.layer import MappedLayer
+from featcal.heads.attach import MappedLayer
+from featcal.heads.head import CalibratedHead
 
 
 class Net(nn.Module):

@@ -9,8 +9,8 @@ from torch import nn
 
 from featcal.core import batch as module
 from featcal.core.batch import Batch, Chunked, Through, as_data, raw_logits, wide
-from featcal.core.errors import InputError
-from featcal.core.survey import survey
+from featcal.core.checks import InputError
+from featcal.core.fit import survey
 from featcal.methods import FeatureClip, Temperature
 
 

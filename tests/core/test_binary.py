@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch, InputError, Temperature
-from featcal.core.batch import Chunked
-from featcal.core.binary import is_single, one_logit, two_classes, two_probs, zero_or_one
-from featcal.core.survey import survey
+from featcal.core.batch import Chunked, is_single, one_logit, two_classes, two_probs, zero_or_one
+from featcal.core.fit import survey
 
 Z = torch.tensor([-2.0, 0.0, 0.5, 3.0])
 Y = torch.tensor([0, 1, 0, 1])

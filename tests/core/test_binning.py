@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featcal.core.binning import bin_edges, bin_index, bin_sums
+from featcal.core.rows import bin_edges, bin_index, bin_sums
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -8,9 +8,9 @@ from torch import nn
 
 from featcal import METHODS, Batch, FeatureClip, InputError, LogitMap, Pipeline, Temperature, parse
 from featcal.core.calibrator import Calibrator
-from featcal.core.fitting import StepReport
-from featcal.core.head import CalibratedHead
+from featcal.core.fit import StepReport
 from featcal.core.loss import brier, ece, measure
+from featcal.heads.head import CalibratedHead
 
 
 @pytest.fixture

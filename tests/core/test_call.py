@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 from featcal import calibrate, collect, find_head
-from featcal.core.call import mapped, outputs_in, run
+from featcal.heads.find import mapped, outputs_in, run
 
 
 class Recurrent(nn.Module):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from featcal.core.call_text import Reader, shown
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
+from featcal.core.text import Reader, shown
 
 SHAPES = Reader(
     text="shape",

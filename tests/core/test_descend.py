@@ -10,7 +10,7 @@ from scipy import optimize
 
 from featcal import Batch
 from featcal.core.batch import stored_logits
-from featcal.core.descend import gathered, minimize, published_lbfgs
+from featcal.core.gradient import gathered, minimize, published_lbfgs
 
 
 def drawn(n=300, k=4, *, seed=0, dtype=torch.float32):

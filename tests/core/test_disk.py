@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from featcal.core.disk import LOCK, check_free, left_over_of, locked, new_file, new_folder
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
+from featcal.core.files import LOCK, check_free, left_over_of, locked, new_file, new_folder
 
 
 def stops():
@@ -120,7 +120,7 @@ def test_a_failing_new_folder_leaves_nothing(tmp_path):
 
 WRITER = """
 import sys, time
-from featcal.core.disk import new_file
+from featcal.core.files import new_file
 with new_file(sys.argv[1], overwrite=True) as temporary:
     with open(temporary, "wb") as file:
         file.write(b"half")

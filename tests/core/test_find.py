@@ -8,9 +8,7 @@ import torch
 from torch import nn
 
 from featcal import InputError, Temperature, attach, find_head
-from featcal.core.call import outputs_in, run, watched
-from featcal.core.find import check_bare, inner_layer
-from featcal.core.proof import makes, positions
+from featcal.heads.find import check_bare, inner_layer, makes, outputs_in, positions, run, watched
 
 
 class Net(nn.Module):

@@ -10,15 +10,7 @@ import torch
 from torch import nn
 
 from featcal import Batch, Temperature
-from featcal.core.fitting import (
-    Counted,
-    FitReport,
-    StepReport,
-    evaluating,
-    exact,
-    plain,
-    undisturbed,
-)
+from featcal.core.fit import Counted, FitReport, StepReport, evaluating, exact, plain, undisturbed
 
 
 def step(**changes):

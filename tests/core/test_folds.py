@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch
-from featcal.core.folds import fold_of, row_hash
+from featcal.core.sample import fold_of, row_hash
 
 
 def batch(n=3000, k=7, seed=0):

@@ -11,7 +11,7 @@ from torch.export import Dim, export
 from torch.nn.utils import parametrizations
 
 from featcal import Batch, CalibratedHead, FeatureClip, InputError, Temperature, parse
-from featcal.core.head import (
+from featcal.heads.head import (
     RowHead,
     as_head,
     channels,

@@ -9,15 +9,8 @@ from torch import nn
 
 import featcal
 from featcal import Batch, FeatureClip, InputError, Temperature, attach, collect
-from featcal.core.call import mapped
-from featcal.core.layer import (
-    MappedLayer,
-    Rest,
-    first_row_of,
-    first_tensor,
-    repeated,
-    with_first,
-)
+from featcal.heads.attach import MappedLayer, Rest, first_row_of, first_tensor, repeated, with_first
+from featcal.heads.find import mapped
 
 
 class Conv(nn.Module):

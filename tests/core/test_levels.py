@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal.core.batch import Batch
-from featcal.core.levels import Levels, equal_mass, halfway, top_levels
-from featcal.core.odds import log_odds
+from featcal.methods.score_tables import Levels, equal_mass, halfway, log_odds, top_levels
 
 few = st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=1, max_size=60)
 

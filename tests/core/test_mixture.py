@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcal.core.mixture import likeliest_weights, simplex_minimum
+from featcal.core.gradient import likeliest_weights, simplex_minimum
 
 
 @given(st.integers(0, 200))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from featcal.core import neighbours
-from featcal.core.neighbours import nearest, on_sphere
+from featcal.core import sample as neighbours
+from featcal.core.sample import nearest, on_sphere
 
 
 def brute(points, stored, count):

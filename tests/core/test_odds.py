@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from featcal.core.odds import FARTHEST, class_log_odds, log_odds, odds_of
+from featcal.methods.score_tables import FARTHEST, class_log_odds, log_odds, odds_of
 
 
 def plain(logits):

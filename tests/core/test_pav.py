@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcal.core import pav
-from featcal.core.pav import pool
+from featcal.methods import isotonic as pav
+from featcal.methods.isotonic import pool
 
 places = st.lists(st.tuples(st.floats(-100, 100), st.floats(0.125, 50)), min_size=1, max_size=80)
 counts = st.lists(

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch
-from featcal.core.sampling import hashed_sample
+from featcal.core.sample import hashed_sample
 
 
 def rows(n, d=3, k=2, seed=0):

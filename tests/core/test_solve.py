@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcal.core.solve import (
+from featcal.core.scalar import (
     Point,
     Walk,
     best_of,
@@ -17,7 +17,7 @@ from featcal.core.solve import (
     refine,
     vertex,
 )
-from featcal.core.solve import flat as no_shape
+from featcal.core.scalar import flat as no_shape
 
 
 def parabola(centre, scale=1.0):

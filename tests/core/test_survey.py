@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from featcal import Batch, FeatureClip, InputError, Temperature
-from featcal.core.survey import check_batch, check_same
+from featcal.core.fit import check_batch, check_same
 
 DIFFERS = r"head\(features\) differs from the stored logits by"
 

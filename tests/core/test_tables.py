@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from featcal.core.tables import lines, locate, probable_lines, sound, stacked, steps
+from featcal.methods.score_tables import lines, locate, probable_lines, sound, stacked, steps
 
 values32 = st.floats(-20, 20, width=32)
 

@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from featcal import Batch
-from featcal.core import tempering
+from featcal.core import scalar as tempering
 from featcal.core.batch import Through, stored_logits
-from featcal.core.curves import row_curves, row_nll
 from featcal.core.loss import brier, measure
-from featcal.core.tempering import (
-    LOGIT_SCALE,
-    Shrinkage,
-    temper,
-    temper_cells,
-)
+from featcal.core.rows import row_curves, row_nll
+from featcal.core.scalar import LOGIT_SCALE, Shrinkage, temper, temper_cells
 
 
 def drawn(n=400, k=4, *, scale=3.0, heat=2.0, seed=0):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcal.core.toplabel import NUDGE, keep_prediction, predicted, with_confidence
+from featcal.core.rows import NUDGE, keep_prediction, predicted, with_confidence
 
 
 def rows(n=200, k=5, scale=3.0, seed=0, dtype=torch.float64):

@@ -15,10 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from featcal import InputError, Pack, collect, find_head, write_pack
-from featcal.data import partial as partial_module
-from featcal.data import shards
-from featcal.data.collect_pack import collect_pack
-from featcal.data.partial import JOURNAL, partial_of
+from featcal.data import pack as shards
+from featcal.data import resume as partial_module
+from featcal.data.resume import JOURNAL, collect_pack, partial_of
 
 
 def net(classes=4, seed=0):
@@ -422,7 +421,7 @@ SCRIPT = """
 import os, sys, time, torch
 sys.path.insert(0, {here!r})
 from test_collect_pack import loaders, net, killed_at
-from featcal.data.collect_pack import collect_pack
+from featcal.data.resume import collect_pack
 torch.set_num_threads(1)
 for line in sys.stdin:
     child = os.fork()

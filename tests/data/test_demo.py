@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from featcal.data.demo import demo_pack
+from featcal.data.pack import demo_pack
 
 ROOT = Path(__file__).parents[2]
 

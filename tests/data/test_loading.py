@@ -17,7 +17,7 @@ from torch.utils.data import (
 )
 
 from featcal import InputError
-from featcal.data.loading import checked_iter, placed, rows_expected, unpacked
+from featcal.data.collect import checked_iter, placed, rows_expected, unpacked
 
 x, y = torch.randn(6, 5), torch.arange(6) % 3
 net = nn.Linear(5, 3)

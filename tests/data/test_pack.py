@@ -16,12 +16,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from featcal.core.batch import CHUNK_ROWS, Batch, as_data
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
+from featcal.core.fit import survey
 from featcal.core.progress import listen
-from featcal.core.survey import survey
 from featcal.data import Pack, write_pack
-from featcal.data import shards as shards_module
-from featcal.data.layout import _label_dtype
+from featcal.data import pack as shards_module
+from featcal.data.manifest import _label_dtype
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

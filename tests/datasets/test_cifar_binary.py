@@ -12,7 +12,7 @@ import pytest
 from featcal import InputError
 from featcal.core.progress import listen
 from featcal.datasets import load_images
-from featcal.datasets.cifar_binary import ARCHIVES
+from featcal.datasets.cifar import ARCHIVES
 
 NAMES = ("cifar10", "cifar100")
 

@@ -12,7 +12,7 @@ import pytest
 from featcal import InputError
 from featcal.core.progress import listen
 from featcal.datasets import load_images
-from featcal.datasets.cifar_binary import ARCHIVES
+from featcal.datasets.cifar import ARCHIVES
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -124,7 +124,7 @@ def test_a_folder_that_others_fill_meanwhile_stays(tmp_path, monkeypatch):
         (tmp_path / "new" / "notes.txt").write_text("of another process")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("featcal.datasets.download.urlopen", failing)
+    monkeypatch.setattr("featcal.datasets.cifar.urlopen", failing)
     with pytest.raises(KeyboardInterrupt):
         load_images("cifar10", target, download=True)
     assert files(tmp_path) == ["new", "notes.txt"]

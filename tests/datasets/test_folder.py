@@ -11,7 +11,8 @@ from PIL import Image
 
 from featcal import InputError
 from featcal.core.progress import listen
-from featcal.datasets import imagenet_split, load_images, split
+from featcal.datasets import imagenet_split, load_images
+from featcal.datasets import images as split
 from featcal.datasets.folder import fitted
 
 

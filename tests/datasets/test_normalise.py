@@ -57,7 +57,7 @@ def test_a_compiled_graph_gives_the_same():
 
 @pytest.mark.parametrize("chunk", [4096, 50, 7])
 def test_measured_values_are_those_of_all_pixels(chunk, monkeypatch):
-    monkeypatch.setattr("featcal.datasets.normalise.CHUNK", chunk)
+    monkeypatch.setattr("featcal.datasets.images.CHUNK", chunk)
     pixels = bytes_(50)
     found = Normalisation.measured(Images(pixels, torch.zeros(50).long()))
     plain = pixels.numpy().reshape(-1, 3) / 255

@@ -10,7 +10,8 @@ from PIL import Image
 
 from featcal import InputError
 from featcal.core.progress import listen
-from featcal.datasets import Normalisation, load_images, split
+from featcal.datasets import Normalisation, load_images
+from featcal.datasets import images as split
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])

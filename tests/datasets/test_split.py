@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.utils.data import random_split
 
 from featcal import InputError
-from featcal.datasets import ImageData, Images, imagenet_split, published_split, split
+from featcal.datasets import ImageData, Images, imagenet_split, published_split
+from featcal.datasets import images as split
 
 LITERAL = """
 import json

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from featcal import InputError, export
-from featcal.export.capture import quiet
+from featcal.export.onnx import quiet
 
 IMAGES = torch.randn(9, 3, 8, 8, generator=torch.Generator().manual_seed(1))
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import featcal
 from featcal import Batch, InputError, attach, export, parse
-from featcal.export import onnx_file
+from featcal.export import onnx as onnx_file
 
 ROWS = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
 

@@ -4,9 +4,8 @@ import onnx_ir
 import torch
 from torch import nn
 
-from featcal.export.inputs import Inputs
-from featcal.export.onnx_graph import _keep_constants, _name, built_graph
-from featcal.export.output import LOGITS_ALONE
+from featcal.export.inputs import LOGITS_ALONE, Inputs
+from featcal.export.onnx import _keep_constants, _name, built_graph
 
 ROWS = torch.ones(3, 4)
 

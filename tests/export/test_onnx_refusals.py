@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from featcal import InputError, export
-from featcal.export import onnx_file
+from featcal.export import onnx as onnx_file
 
 ROWS = torch.randn(9, 4, generator=torch.Generator().manual_seed(2))
 

@@ -6,8 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from featcal import InputError, attach, parse
-from featcal.export.inputs import Inputs
-from featcal.export.output import Output, chances, proved_output
+from featcal.export.inputs import Inputs, Output, chances, proved_output
 
 ROWS = torch.randn(7, 6, generator=torch.Generator().manual_seed(3))
 LOGITS, PROBABILITIES = Output(0, "logits"), Output(0, "probabilities")

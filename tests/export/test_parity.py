@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from featcal import InputError, parse
-from featcal.export.inputs import Inputs
-from featcal.export.output import Output
+from featcal.export.inputs import Inputs, Output
 from featcal.export.parity import Parity, compare
 
 ROWS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 20.0, 1.0], [0.5, 0.4, 0.0]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from featcal import InputError
 from featcal.losses import AdaFocal, Focal
-from featcal.losses.adafocal import equal_mass_edges
+from featcal.losses.focal import equal_mass_edges
 
 
 def looped(logits, labels, edges, gammas):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from featcal import InputError
-from featcal.core.arguments import check_choice
+from featcal.core.checks import check_choice
 from featcal.losses import CE, LOSSES, Focal, RowLoss, TrainingLoss, parse_loss
 
 NAMES = sorted(LOSSES)

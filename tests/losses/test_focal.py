@@ -12,7 +12,7 @@ from scipy.special import lambertw
 
 from featcal import InputError
 from featcal.losses import CE, FLSD, FLSc, Focal
-from featcal.losses.lambert import balancing_gamma, lower_branch
+from featcal.losses.focal import balancing_gamma, lower_branch
 
 
 def label_probs(logits, labels):

@@ -14,7 +14,7 @@ from method_cases import log_probs
 from featcal import Batch, InputError, metrics, parse
 from featcal.core.loss import brier, ece
 from featcal.methods import DirichletCalibration, MatrixScaling, VectorScaling
-from featcal.methods.affine_folds import Choice
+from featcal.methods.affine import Choice
 
 scipy_optimize = pytest.importorskip("scipy.optimize")
 

@@ -9,7 +9,7 @@ from method_cases import log_probs
 
 from featcal import Batch, CalibrationWarning, InputError, parse
 from featcal.methods import VectorScaling
-from featcal.methods.affine_fit import descend
+from featcal.methods.affine import descend
 
 PLAIN_MATRIX = "matrix(off_diagonal=0, bias=0, ridge=0)"
 DEFAULTS = ["vector", "matrix", "dirichlet"]

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from featcal import Batch
 from featcal.core.loss import nll
-from featcal.methods import affine_fit
-from featcal.methods.affine_fit import Task, affine, by_kind, descend, parts
+from featcal.methods import affine as affine_fit
+from featcal.methods.affine import Task, affine, by_kind, descend, parts
 
 
 def drawn(n=200, k=3, *, seed=0):

@@ -9,7 +9,7 @@ from method_cases import drawn_affine as drawn
 
 from featcal import Batch
 from featcal.methods import MatrixScaling, Temperature, VectorScaling
-from featcal.methods.affine_folds import STRENGTHS, Fold
+from featcal.methods.affine import STRENGTHS, Fold
 
 
 def test_the_penalty_is_the_best_of_those_tried():

@@ -8,9 +8,9 @@ import torch
 from method_cases import drawn, floored, mapped
 
 from featcal import Batch, InputError, metrics
-from featcal.core.levels import Levels, equal_mass, top_levels
 from featcal.methods import BBQ
-from featcal.methods.bbq import average, histogram, histograms
+from featcal.methods.histogram import average, histogram, histograms
+from featcal.methods.score_tables import Levels, equal_mass, top_levels
 
 special = pytest.importorskip("scipy.special")
 

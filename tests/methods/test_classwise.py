@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from featcal import Batch, CalibrationWarning, InputError, Temperature, load, metrics, save
-from featcal.core.folds import fold_of
 from featcal.core.loss import ece
-from featcal.core.tempering import Shrinkage, temper, temper_cells
-from featcal.methods.classwise import ClasswiseTemperature
-from featcal.methods.classwise_fit import FOLDS, SPREADS, best_spread, predicted_class
+from featcal.core.sample import fold_of
+from featcal.core.scalar import Shrinkage, temper, temper_cells
+from featcal.methods.classwise import (
+    FOLDS,
+    SPREADS,
+    ClasswiseTemperature,
+    best_spread,
+    predicted_class,
+)
 
 HEATS = (1.2, 2.0, 3.2, 2.0)
 

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from featcal import Batch, FeatureClip
-from featcal.core.fitting import Counted
-from featcal.methods import clip_linear, clip_search
-from featcal.methods.clip_linear import Path, Window, linear
+from featcal.core.fit import Counted
+from featcal.methods import clip as clip_linear
+from featcal.methods import clip as clip_search
+from featcal.methods.clip import Path, Window, linear
 
 
 @pytest.fixture

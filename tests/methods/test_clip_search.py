@@ -10,10 +10,9 @@ from torch import nn
 
 from featcal import Batch, FeatureClip, parse
 from featcal.core.batch import Through
-from featcal.methods import clip_linear, clip_search
-from featcal.methods.clip_sample import _picked, quantiles
-from featcal.methods.clip_search import GAIN, choose
-from featcal.methods.clip_trials import Trial, row_peaks
+from featcal.methods import clip as clip_linear
+from featcal.methods import clip as clip_search
+from featcal.methods.clip import GAIN, Trial, _picked, choose, quantiles, row_peaks
 
 
 def trial(threshold, score, accuracy=0.9):

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from featcal import Batch, CalibrationWarning, InputError, Temperature, load, metrics, save
+from featcal.core.gradient import likeliest_weights, simplex_minimum
 from featcal.core.loss import brier, ece
-from featcal.core.mixture import likeliest_weights, simplex_minimum
 from featcal.methods.ensemble import EnsembleTemperature
 
 

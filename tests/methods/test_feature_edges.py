@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from featcal import Batch, CalibrationWarning, parse
-from featcal.core.head import as_head
+from featcal.heads.head import as_head
 
 RECIPES = [
     "group(partitions=3)",

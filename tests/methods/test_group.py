@@ -11,8 +11,7 @@ import featcal
 from featcal import Batch, CalibrationWarning, InputError, Temperature, parse
 from featcal.core.calibrator import METHODS
 from featcal.methods import group as group_module
-from featcal.methods.group import GroupCalibration
-from featcal.methods.group_base import half_of
+from featcal.methods.group import GroupCalibration, half_of
 
 
 def two_kinds(n=3000, d=6, k=4, seed=0):

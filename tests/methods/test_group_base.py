@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize, minimize_scalar
 
 from featcal import Batch
-from featcal.methods.group_base import (
+from featcal.methods.group import (
     Placed,
     class_counts,
     fit_bases,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from featcal import Batch
-from featcal.core.survey import Facts
-from featcal.methods import group_partition
-from featcal.methods.group_partition import (
+from featcal.core.fit import Facts
+from featcal.methods import group as group_partition
+from featcal.methods.group import (
     Plan,
     Table,
     learn_partitions,

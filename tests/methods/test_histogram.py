@@ -173,8 +173,7 @@ def test_equal_width_on_the_papers_logits(published):
 
     Where the prediction is kept such rows get the runner-up's confidence instead.
     """
-    from featcal.core.odds import log_odds
-    from featcal.core.tables import steps
+    from featcal.methods.score_tables import log_odds, steps
 
     calibrator, found, labels = fitted_on(published, "histogram(edges='width', smooth=False)")
     logits = published["test_logits"]

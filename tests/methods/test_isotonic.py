@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from method_cases import mapped
 
 from featcal import Batch, InputError, metrics, parse
-from featcal.core.odds import class_log_odds
-from featcal.core.tables import probable_lines
 from featcal.methods import Isotonic
+from featcal.methods.score_tables import class_log_odds, probable_lines
 
 sklearn = pytest.importorskip("sklearn.isotonic")
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch
-from featcal.core.odds import class_log_odds, log_odds
-from featcal.methods.isotonic_blocks import fit_blocks
+from featcal.methods.isotonic import fit_blocks
+from featcal.methods.score_tables import class_log_odds, log_odds
 
 isotonic = pytest.importorskip("sklearn.isotonic")
 

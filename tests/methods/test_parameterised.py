@@ -13,22 +13,26 @@ from torch import nn
 
 from featcal import Batch, CalibrationWarning, InputError, Temperature, load, metrics, save
 from featcal.core.loss import Loss, brier, ece, nll
-from featcal.methods import parameterised_fit
-from featcal.methods.parameterised import PUBLISHED, ParameterisedTemperature
-from featcal.methods.parameterised_network import (
+from featcal.methods import parameterised as parameterised_fit
+from featcal.methods.parameterised import (
+    MANY,
+    PUBLISHED,
     REACH,
+    ParameterisedTemperature,
+    brier_curves,
     default_start,
     held_back,
+    interpolated,
     layers_of,
     length,
     log_change,
     raw_temperature,
+    sharpened,
     silent_start,
     standardised,
+    tabulated,
     top_gaps,
 )
-from featcal.methods.parameterised_newton import sharpened
-from featcal.methods.parameterised_rows import MANY, brier_curves, interpolated, tabulated
 
 
 def drawn(n=1200, k=6, *, seed=0, dtype=torch.float32):
@@ -316,7 +320,7 @@ def test_a_wide_network_reads_the_table_and_agrees_with_the_logits(monkeypatch):
     logits, labels = drawn(n=700)
     direct = ParameterisedTemperature().fit(Batch(logits, labels))
     assert direct.network.numel()
-    monkeypatch.setattr("featcal.methods.parameterised_rows.MANY", 1)
+    monkeypatch.setattr("featcal.methods.parameterised.MANY", 1)
     table = ParameterisedTemperature().fit(Batch(logits, labels))
     torch.testing.assert_close(table.wrap()(logits), direct.wrap()(logits), rtol=1e-3, atol=1e-3)
     assert table.report.loss_after == pytest.approx(direct.report.loss_after, abs=1e-6)

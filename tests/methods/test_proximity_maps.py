@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
-from featcal.methods import proximity_maps
-from featcal.methods.proximity_maps import (
+from featcal.methods import proximity as proximity_maps
+from featcal.methods.proximity import (
     binned,
     density_ratio,
     kernel_sums,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from method_cases import drawn, floored, mapped
 
 from featcal import Batch, InputError, metrics
-from featcal.core.levels import Levels, top_levels
 from featcal.methods import Spline
+from featcal.methods.score_tables import Levels, top_levels
 from featcal.methods.spline import MOST_NODES, fitted_shifts, natural_spline, thinned
 
 interpolate = pytest.importorskip("scipy.interpolate")

@@ -14,7 +14,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss, roc_auc_score
 
 from featcal import metrics
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import (
     Bins,
     ClassBins,

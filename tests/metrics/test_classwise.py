@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from metric_cases import cases, columns, labelled_logits, quick, split_cases, top
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import ClassBins, Predictions, classwise_ece
 
 FIELDS = ("count", "probability", "hits")

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given
 from metric_cases import binary, cases, labelled_logits, quick, top
 
-from featcal.core.errors import InputError
-from featcal.metrics import Ordered, kernel, smooth_ece, smooth_ece_of
+from featcal.core.checks import InputError
+from featcal.metrics import Ordered, smooth_ece, smooth_ece_of
+from featcal.metrics import ordered as kernel
 
 GRID = np.linspace(0, 1, 4001)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from metric_cases import cases, columns, labelled_logits, quick
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import Predictions, ece, inputs, top_label
 
 HALVES = torch.full((3, 2), 0.5)

@@ -5,7 +5,7 @@ from hypothesis import given
 from metric_cases import cases, labelled_logits, quick, split_cases, top
 from sklearn.metrics import accuracy_score, brier_score_loss, log_loss
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import Predictions, ProperSums, accuracy, brier, inputs, nll
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from metric_cases import binary, cases, labelled_logits, quick, top
 from sklearn.metrics import roc_auc_score
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import Ordered, aurc, aurc_of, auroc, auroc_of, e_aurc, e_aurc_of
 
 

@@ -14,8 +14,8 @@ from torch.utils import _pytree as pytree
 import featcal
 import featcal.export
 from featcal import collect, parse
-from featcal.core.call import outputs_in, run
-from featcal.core.wrapper import Wrapper
+from featcal.heads.find import outputs_in, run
+from featcal.heads.head import Wrapper
 
 RECIPE = "clip | temperature"
 ROWS, BATCH, OTHER = 96, 16, 5  # rows in all, in a batch, and in a batch of another size

@@ -4,9 +4,8 @@ import torch
 
 from featcal import parse
 from featcal.metrics.bins import Bins
-from featcal.page.advice import Place
-from featcal.page.words import summary
-from featcal.report.rows import Comparison, Row
+from featcal.page.verdict import Place, summary
+from featcal.report.compare import Comparison, Row
 from featcal.report.scores import Scores
 
 PLACE = Place("my pack", fit_rows=5000)

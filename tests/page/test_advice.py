@@ -6,8 +6,7 @@ import pytest
 from made_rows import GOOD, PLACE, bins_of, compared, row, told
 
 from featcal import parse
-from featcal.page.advice import TRY_NEXT, Place
-from featcal.page.words import summary
+from featcal.page.verdict import TRY_NEXT, Place, summary
 
 
 def test_pipelines_are_fitted_as_they_were_and_splits_are_named():

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from featcal.page import Content, render
-from featcal.page.live import Live
-from featcal.page.serve import Explorer
-from featcal.page.tables import comparison_table
+from featcal.page.html import comparison_table
+from featcal.page.serve import Explorer, Live
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from browsing import MARKS, column_of, look, open_page, requests, text_of

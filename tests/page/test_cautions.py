@@ -4,10 +4,9 @@ import math
 
 from made_rows import GOOD, OVER, PLACE, compared, row
 
-from featcal.core.fitting import FitReport, StepReport
-from featcal.page.advice import Place
-from featcal.page.words import summary
-from featcal.report.rows import Row
+from featcal.core.fit import FitReport, StepReport
+from featcal.page.verdict import Place, summary
+from featcal.report.compare import Row
 from featcal.report.scores import Scores
 
 

@@ -8,7 +8,7 @@ import torch
 
 from featcal import parse
 from featcal.analysis import EntropyGrowth, Groups
-from featcal.page.certainty import control_for, entropy_findings, entropy_words
+from featcal.page.verdict import control_for, entropy_findings, entropy_words
 
 
 def groups(wrong=40, right=60):

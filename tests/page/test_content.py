@@ -9,12 +9,11 @@ import featcal
 from featcal import Batch, InputError, write_pack
 from featcal.analysis import ChangedPredictions, ClipSweep, EntropyGrowth
 from featcal.page import Content
-from featcal.page.cautions import idle
-from featcal.page.entries import SURE
-from featcal.page.html import page_words
-from featcal.page.live import Live
-from featcal.page.tables import comparison_table
-from featcal.report.comparison import DEFAULT_RECIPES
+from featcal.page.content import SURE
+from featcal.page.html import comparison_table, page_words
+from featcal.page.serve import Live
+from featcal.page.verdict import idle
+from featcal.report.compare import DEFAULT_RECIPES
 
 FEW = {"resamples": 100}
 
@@ -178,7 +177,7 @@ def test_stars_are_judged_among_all_that_is_shown(pack):
 def test_what_was_tried_is_not_fitted_again(content, monkeypatch):
     live = Live(content)
     first = live.answer("vector")
-    monkeypatch.setattr("featcal.page.live.compare", None)
+    monkeypatch.setattr("featcal.page.serve.compare", None)
     assert live.answer(" vector ")["rows"] == first["rows"]
     assert live.answer("clip")["entry"]["metrics"] == content.as_json()["recipes"][2]["metrics"]
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from featcal import parse
-from featcal.page import Content, entries
-from featcal.page.live import Live
+from featcal.page import Content
+from featcal.page import content as entries
+from featcal.page.serve import Live
 
 
 def sized(scene, fit, test, classes):

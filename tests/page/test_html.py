@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from featcal import Batch, InputError, write_pack
-from featcal.page import Content, markdown, render
-from featcal.page.contest import contest
-from featcal.page.html import ASSETS, check_packages, embedded, page_words
-from featcal.page.tables import SHOWN, comparison_table
+from featcal.page import Content, render
+from featcal.page import html as markdown
+from featcal.page.html import ASSETS, SHOWN, check_packages, comparison_table, embedded, page_words
+from featcal.page.verdict import contest
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 

@@ -3,8 +3,8 @@
 import re
 from dataclasses import replace
 
-from featcal.page import markdown
-from featcal.page.tables import comparison_table
+from featcal.page import html as markdown
+from featcal.page.html import comparison_table
 
 
 def test_numbers_are_explained_and_the_clip_has_its_control(content):

@@ -1,8 +1,8 @@
 """Numbers and names as sentences have them."""
 
 from featcal.core.calibrator import METHODS
-from featcal.page.phrases import STEPS, about, apart, between, in_words, listed, points, rows
-from featcal.report.intervals import UNKNOWN, Interval
+from featcal.page.verdict import STEPS, about, apart, between, in_words, listed, points, rows
+from featcal.report.scores import UNKNOWN, Interval
 
 
 def test_numbers_and_names():

@@ -4,9 +4,8 @@ import pytest
 
 from featcal import parse
 from featcal.page import Content, render
-from featcal.page.html import page_tables
-from featcal.page.live import Live
-from featcal.page.tables import comparison_table
+from featcal.page.html import comparison_table, page_tables
+from featcal.page.serve import Live
 
 FEW = {"resamples": 100}
 

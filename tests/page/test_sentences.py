@@ -15,8 +15,8 @@ from featcal.analysis import (
     Groups,
     UnitMeans,
 )
-from featcal.analysis.normal import NormalFit
-from featcal.page import sentences
+from featcal.analysis.features import NormalFit
+from featcal.page import html as sentences
 
 
 def groups(wrong=40, right=60):

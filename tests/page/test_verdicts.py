@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from made_rows import bins_of, row, told
 
-from featcal.page.verdicts import headline, trust, verdict
+from featcal.page.verdict import headline, trust, verdict
 
 
 def test_errors_in_both_directions_are_mixed():

@@ -4,10 +4,8 @@ import pytest
 import torch
 from made_rows import GOOD, OVER, bins_of, compared, row, told
 
-from featcal.page.advice import Place
-from featcal.page.contest import contest
-from featcal.page.words import summary
-from featcal.report.rows import Row
+from featcal.page.verdict import Place, contest, summary
+from featcal.report.compare import Row
 from featcal.report.scores import Scores
 
 

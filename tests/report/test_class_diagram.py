@@ -10,10 +10,11 @@ import torch
 from matplotlib.figure import Figure
 from sklearn.calibration import calibration_curve
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import Bins
-from featcal.report import ReliabilityDiagram, drawing, save_comparison
-from featcal.report.wording import TOP_LABEL, wording
+from featcal.report import ReliabilityDiagram, save_comparison
+from featcal.report import diagram as drawing
+from featcal.report.diagram import TOP_LABEL, wording
 
 M = 10
 

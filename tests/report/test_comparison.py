@@ -14,7 +14,7 @@ import featcal
 from featcal import Batch, InputError
 from featcal.core.progress import listen
 from featcal.report import Comparison, compare
-from featcal.report.intervals import interval
+from featcal.report.scores import interval
 
 RECIPES = ["none", "temperature", "clip", "clip | temperature"]
 

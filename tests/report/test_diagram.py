@@ -9,7 +9,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import Bins
 from featcal.report import ReliabilityDiagram, save_comparison
 from featcal.report import diagram as module

@@ -5,7 +5,7 @@ import torch
 
 import featcal
 from featcal import Batch, InputError, compare
-from featcal.report.folds import Folds
+from featcal.report.compare import Folds
 
 
 @pytest.fixture(scope="module")

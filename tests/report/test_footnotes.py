@@ -4,9 +4,7 @@ import re
 
 import pytest
 
-from featcal.report.footnotes import note, paper_grid
-from featcal.report.grids import Grid
-from featcal.report.paper import paper_table, paper_tables
+from featcal.report.paper import Grid, note, paper_grid, paper_table, paper_tables
 
 NAMES = [table.name for table in paper_tables()]
 

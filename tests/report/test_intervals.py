@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from featcal import Batch, evaluate
-from featcal.report.columns import COLUMNS
-from featcal.report.intervals import UNKNOWN, Interval, interval, metric_interval, verdict
+from featcal.report.scores import COLUMNS, UNKNOWN, Interval, interval, metric_interval, verdict
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from featcal.core.errors import InputError
-from featcal.report.footnotes import note
-from featcal.report.paper import PAPER, Cell, all_marks, paper_table, paper_tables
+from featcal.core.checks import InputError
+from featcal.report.paper import PAPER, Cell, all_marks, note, paper_table, paper_tables
 
 NAMES = ["entropy", "ece-posthoc", "vit", "counts"]
 NAMES += ["train-time", "accuracy", "layers", "adaece-posthoc"]

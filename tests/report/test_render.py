@@ -9,20 +9,22 @@ import pytest
 import torch
 
 from featcal import Batch, InputError
-from featcal.core.fitting import FitReport, StepReport
-from featcal.report import compare, render
-from featcal.report.blocks import (
+from featcal.core.fit import FitReport, StepReport
+from featcal.report import compare
+from featcal.report import tables as render
+from featcal.report.compare import Comparison
+from featcal.report.scores import COLUMNS, USUAL, Difference, Interval, columns
+from featcal.report.tables import (
     PAPER_METHODS,
     PAPER_RECIPES,
     Cell,
     against_own_base,
     comparison_block,
+    fitted_text,
+    folded,
     paper_blocks,
+    step_text,
 )
-from featcal.report.columns import COLUMNS, USUAL, columns
-from featcal.report.fitted import fitted_text, folded, step_text
-from featcal.report.intervals import Difference, Interval
-from featcal.report.rows import Comparison
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,8 @@ import torch
 import featcal
 from featcal import metrics
 from featcal.data.pack import sha256
-from featcal.report.blocks import PAPER_METHODS, PAPER_RECIPES
-from featcal.report.paper import paper_table
-from featcal.report.reproduction import Reproduction
+from featcal.report.paper import Reproduction, paper_table
+from featcal.report.tables import PAPER_METHODS, PAPER_RECIPES
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,11 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch, evaluate
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.metrics import Ordered, Predictions
-from featcal.report.bootstrap import Bootstrap
-from featcal.report.resample import MOST, Resamples, row_blocks, weighted_sums
-from featcal.report.resample_smooth import smooth_replicates
+from featcal.report.bootstrap import (
+    MOST,
+    Bootstrap,
+    Resamples,
+    row_blocks,
+    smooth_replicates,
+    weighted_sums,
+)
 
 # The metric bisects the width to 2^-32, all others differ by rounding alone.
 CLOSE = {"smooth_ece": 1e-9}
@@ -105,7 +110,7 @@ def test_neither_parts_nor_blocks_change_a_replicate(monkeypatch):
     whole = replicates(logits, labels, resamples, part=1000)
     for module in ("resample_ranked", "resample_smooth"):
         monkeypatch.setattr(f"featcal.report.{module}.BLOCK", 500)
-    monkeypatch.setattr("featcal.report.resample.MATRIX", 700)
+    monkeypatch.setattr("featcal.report.bootstrap.MATRIX", 700)
     cut = replicates(logits, labels, resamples, part=1)
     for name, values in whole.items():
         assert torch.allclose(cut[name], values, rtol=0, atol=1e-9, equal_nan=True), name

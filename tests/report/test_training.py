@@ -7,11 +7,19 @@ import pytest
 from made_training import content, row, run
 
 from featcal.losses import LOSSES
-from featcal.report.paper import paper_table, paper_tables
-from featcal.report.result_rows import direction
-from featcal.report.training import TrainingRuns
-from featcal.report.training_cells import arrow, clipped, spread
-from featcal.report.training_runs import PAPER_LOSSES, Run, heading_of, settings
+from featcal.report.paper import (
+    PAPER_LOSSES,
+    Run,
+    TrainingRuns,
+    arrow,
+    clipped,
+    direction,
+    heading_of,
+    paper_table,
+    paper_tables,
+    settings,
+    spread,
+)
 
 TRAIN_TIME, ACCURACY, LAYERS = map(paper_table, ("train-time", "accuracy", "layers"))
 

@@ -8,9 +8,7 @@ import made_training
 import pytest
 import torch
 
-from featcal.report.paper import paper_tables
-from featcal.report.result_rows import direction
-from featcal.report.training import TrainingRuns
+from featcal.report.paper import TrainingRuns, direction, paper_tables
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from featcal.report.training import TrainingRuns
+from featcal.report.paper import TrainingRuns
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,7 @@ import pytest
 from made_training import content, written
 
 from featcal import InputError
-from featcal.report.paper import paper_table, paper_tables
-from featcal.report.training import TrainingRuns
+from featcal.report.paper import TrainingRuns, paper_table, paper_tables
 
 TRAIN_TIME, ACCURACY, LAYERS = map(paper_table, ("train-time", "accuracy", "layers"))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import lambertw
 
 from featcal import InputError, theory
-from featcal.theory.tail import mills_ratio
+from featcal.theory.forms import mills_ratio
 
 thresholds = st.floats(1e-6, 1e6)
 # As METHODS.md lists them, found by a grid of numeric derivatives.

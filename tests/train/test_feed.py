@@ -4,8 +4,8 @@ import torch
 from tiny import HALF, SIZE, made_images
 
 from featcal.train import Recipe
-from featcal.train.feed import Feed, mixed_images
-from featcal.train.plan import MARGIN, Plan
+from featcal.train.recipe import MARGIN, Plan
+from featcal.train.step import Feed, mixed_images
 
 
 def by_hand(images, rows):

@@ -5,8 +5,8 @@ import torch
 from tiny import HALF, made_splits, small, trained
 
 from featcal.datasets import Normalisation
-from featcal.train.finish import full_precision, scores_of, write_pack_of, write_run
-from featcal.train.watch import Watched
+from featcal.train.history import Watched
+from featcal.train.loop import full_precision, scores_of, write_pack_of, write_run
 
 OTHER = Normalisation((0.4, 0.4, 0.4), (0.2, 0.2, 0.2))
 

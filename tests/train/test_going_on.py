@@ -20,9 +20,9 @@ from tiny import (
 from featcal import InputError
 from featcal.core.progress import listen
 from featcal.losses import CE, AdaFocal, FLSc, Focal
-from featcal.train import checkpoint
-from featcal.train import run as loop
-from featcal.train.finish import write_run
+from featcal.train import loop as loop
+from featcal.train import run_folder as checkpoint
+from featcal.train.loop import write_run
 
 
 @pytest.mark.parametrize("steps", [2, 7, 8, 14, 20])

@@ -7,15 +7,14 @@ import torch
 from safetensors.torch import save_file
 from tiny import HALF, made_splits, small
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.core.progress import listen
 from featcal.losses import CE, Focal
 from featcal.train import History, Recipe, history, train
-from featcal.train.checkpoint import FILE as CHECKPOINT
-from featcal.train.checkpoint import KEY
-from featcal.train.epoch import looks
-from featcal.train.finish import write_run
-from featcal.train.folder import RECORD, made_folder
+from featcal.train.history import looks
+from featcal.train.loop import write_run
+from featcal.train.run_folder import FILE as CHECKPOINT
+from featcal.train.run_folder import KEY, RECORD, made_folder
 
 RECIPE = Recipe(epochs=3, batch=50, seed=7)
 NO_RUN = r"holds no run: give a folder that featcal train made, with run\.json or checkpoint\."

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from featcal.core.errors import InputError
-from featcal.train import Epoch, History, picture, save_history
-from featcal.train.watch import Watched
+from featcal.core.checks import InputError
+from featcal.train import Epoch, History, save_history
+from featcal.train import history as picture
+from featcal.train.history import Watched
 
 TITLES = ["training loss", "val accuracy, %", "val NLL", "val ECE, %"]
 

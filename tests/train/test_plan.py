@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal.train import Recipe
-from featcal.train.plan import MARGIN, Plan
+from featcal.train.recipe import MARGIN, Plan
 
 
 @settings(max_examples=30, deadline=None)

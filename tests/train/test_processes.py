@@ -129,7 +129,7 @@ def test_they_are_those_of_one_process(case, ranks):
 
 
 def without_the_odd_row(case):
-    from featcal.train import run as loop
+    from featcal.train import loop as loop
 
     kept = loop.Trainer._taken
 

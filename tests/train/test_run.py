@@ -14,7 +14,7 @@ from featcal.datasets import Normalisation, normalisations
 from featcal.losses import CE, AdaFocal, FLSc, Focal, parse_loss
 from featcal.metrics import accuracy, ece, nll
 from featcal.train import Epoch, Recipe, train
-from featcal.train import run as loop
+from featcal.train import loop as loop
 
 
 def test_it_learns():

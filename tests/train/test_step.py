@@ -9,9 +9,8 @@ from featcal import InputError
 from featcal.core import dist
 from featcal.losses import CE, Brier, Focal
 from featcal.train import Recipe
-from featcal.train.feed import Feed, mixed_images
-from featcal.train.plan import Plan
-from featcal.train.step import Step, optimizer_of, set_rate
+from featcal.train.recipe import Plan
+from featcal.train.step import Feed, Step, mixed_images, optimizer_of, set_rate
 
 CPU = torch.device("cpu")
 

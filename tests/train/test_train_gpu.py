@@ -19,9 +19,8 @@ from featcal.losses import CE, LOSSES, AdaFocal, parse_loss
 from featcal.models import build
 from featcal.train import Engine, Recipe, train
 from featcal.train.engine import hardware_name
-from featcal.train.finish import full_precision
-from featcal.train.plan import Plan
-from featcal.train.run import Trainer
+from featcal.train.loop import Trainer, full_precision
+from featcal.train.recipe import Plan
 
 pytestmark = [
     pytest.mark.gpu,

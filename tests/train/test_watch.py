@@ -5,7 +5,7 @@ import torch
 from tiny import HALF, made_images, made_splits, small, trained
 
 from featcal.train import Engine
-from featcal.train.watch import Batches, outputs
+from featcal.train.history import Batches, outputs
 
 CPU = torch.device("cpu")
 

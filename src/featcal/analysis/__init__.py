@@ -6,18 +6,14 @@ split of a pack; it is read in chunks, in one process. Nothing is fitted on test
 `import featcal`.
 """
 
-from featcal.analysis.bands import BandedDiagram
-from featcal.analysis.base import Analysis
-from featcal.analysis.changed import ChangedPredictions
+from featcal.analysis.base import Analysis, Groups
+from featcal.analysis.changes import BeforeAfter, ChangedPredictions
 from featcal.analysis.classes import GroupCalibration
-from featcal.analysis.counts import ConfidentCounts
-from featcal.analysis.entropy import EntropyGrowth
-from featcal.analysis.groups import Groups
+from featcal.analysis.confident import ConfidentCounts, EntropyGrowth
+from featcal.analysis.features import FeatureValues, UnitMeans
 from featcal.analysis.layers import LayerAblation, LayerRow
-from featcal.analysis.pairs import BeforeAfter
+from featcal.analysis.reliability import BandedDiagram
 from featcal.analysis.sweep import ClipSweep
-from featcal.analysis.units import UnitMeans
-from featcal.analysis.values import FeatureValues
 
 __all__ = [
     "Analysis",

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import io
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, final
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from featcal.core.errors import InputError
-from featcal.core.fitting import plain
-from featcal.report.drawing import BLUE, VERMILLION, own_style, require_matplotlib
+from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
+from featcal.core.calibrator import Calibrator
+from featcal.core.checks import InputError
+from featcal.core.fit import Facts, evaluating, plain, survey
+from featcal.core.progress import calm
+from featcal.data import Pack, PackSplit
+from featcal.heads.head import as_head
+from featcal.metrics.inputs import Values, top_label
+from featcal.report.diagram import BLUE, DASHES, TEXT, VERMILLION, own_style, require_matplotlib
+from featcal.report.scores import calibrated_logits, check_usable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     Panels = Axes | Sequence[Axes]
+
 
 DPI = 150
 # Wrong and right rows, in every picture. Okabe and Ito's hues: apart for every kind of colour
@@ -102,3 +114,337 @@ def first_axes(ax: Panels | None) -> Axes:
 def ink(ax: Axes) -> str:
     """The colour of the text of these axes, so that lines show on a dark style too."""
     return str(ax.xaxis.label.get_color())
+
+
+# --- Intervals of a share: k of n rows.
+
+Z = 1.959963984540054  # of the standard normal, 95 % lie within
+
+
+def wilson(hits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends of Wilson's 95 % interval of a share (1927), float64; NaN for no rows.
+
+    Unlike the plain normal interval it has a width where all rows or none are hits.
+
+    >>> low, high = wilson(torch.tensor([10]), torch.tensor([10]))
+    >>> round(float(low), 3), float(high)
+    (0.722, 1.0)
+    """
+    n, share = rows.double(), hits.double() / rows.double()
+    middle = (share + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    half = Z * (share * (1 - share) / n + Z**2 / (4 * n**2)).sqrt() / (1 + Z**2 / n)
+    # Rounding must not put an end beyond the share itself, which may be 0 or 1.
+    return torch.minimum(middle - half, share).clamp(min=0), torch.maximum(middle + half, share)
+
+
+# --- One way to read data for every analysis: checked, in chunks, the head in eval mode.
+
+# What every analysis takes: rows, or a pack, whose split and head are then its own.
+Source: TypeAlias = Batch | Data | Pack
+VAL, TEST = "val", "test"  # the splits of a pack that are meant where none is named
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Checked rows; iterating gives each batch with the network's own logits.
+
+    Attributes:
+        data: chunks, read anew on each pass.
+        head: the classifier's last layer, or None where logits are stored.
+        facts: what one look at all rows told.
+    """
+
+    data: Data
+    head: Head | None
+    facts: Facts
+
+    def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
+        for batch in self.data:
+            yield batch, wide(raw_logits(batch, self.head))
+
+    def features(self) -> Iterator[tuple[Tensor]]:
+        """The features of each batch, where there are features."""
+        for batch in self.data:
+            assert batch.features is not None
+            yield (batch.features,)
+
+    def signed(self) -> bool:
+        """Whether a feature of any row is negative, as after a LayerNorm; one pass."""
+        return any(bool((features < 0).any()) for (features,) in self.features())
+
+    def both(self, calibrator: Calibrator | None) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Each batch with its logits before and after a calibrator."""
+        for batch, logits in self:
+            known = Batch(logits, batch.labels, batch.features)
+            yield batch, logits, calibrated_logits(known, calibrator, self.head)
+
+
+def opened(data: Source, head: Head | None, split: str = TEST) -> tuple[Batch | Data, Head | None]:
+    """The rows of a pack with its own head, unless another is given; any other data as it is."""
+    rows = data.split(split) if isinstance(data, Pack) else data
+    if head is None and isinstance(rows, PackSplit):
+        head = Pack(rows.path, rows.manifest).head
+    return rows, head
+
+
+@contextmanager
+def reading(
+    data: Source,
+    head: Head | None,
+    calibrator: object = None,
+    *,
+    split: str = TEST,
+    features_for: str = "",
+) -> Iterator[Rows]:
+    """Rows to read inside the block, without gradients.
+
+    Args:
+        data: a Batch, any re-iterable of batches, a split of a pack, or a pack.
+        head: the classifier's last layer, when the data holds features; that of the pack by
+            default.
+        calibrator: what will be applied, checked here.
+        split: of a pack.
+        features_for: what needs features, for the message where there are none.
+    """
+    if calibrator is not None and not isinstance(calibrator, Calibrator):
+        kind = type(calibrator).__name__
+        raise InputError(
+            f"calibrator is a {kind}: pass a fitted one, such as "
+            "featcal.parse('clip').fit(val, head)"
+        )
+    rows, head = opened(data, head, split)
+    head = as_head(head)
+    data = as_data(rows, head)
+    with torch.no_grad(), evaluating(head):
+        facts = survey(data, head)
+        check_usable(calibrator, facts, head)
+        if features_for and not facts.width:
+            raise InputError(
+                f"{features_for} needs features, and the data holds logits alone: pass what "
+                "featcal.collect(model, loader) gives, or a pack with features"
+            )
+        with calm(facts.work):
+            yield Rows(data, head, facts)
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """The entropy of each row's probabilities, in nats: (n,) float64.
+
+    >>> entropies(torch.zeros(1, 4)).exp()
+    tensor([4.], dtype=torch.float64)
+    """
+    logp = logits.double().log_softmax(1)
+    return -(logp.exp() * logp).sum(1)
+
+
+# --- Confident rows, wrong and right: high and low calibration error (Tao, Dong and Xu, AAAI
+# 2025).
+#
+# A single row has no calibration error. A wrong row with a high confidence stands for a high one
+# (HCE), a right row with a high confidence for a low one (LCE). The network's own logits decide;
+# the
+# same rows are looked at after any calibration.
+
+Item = TypeVar("Item", bound=tuple[Tensor, ...])
+
+CONFIDENCE = 0.95
+BARS = 40
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Groups(Analysis):
+    """Which of n rows are HCE and which LCE.
+
+    Attributes:
+        confidence: rows above it, strictly, are in one of the groups.
+        sure: (n,) the confidence of each row, by the unclipped logits.
+        right: (n,) bool, whether its prediction is the label.
+    """
+
+    confidence: float
+    sure: Tensor = field(repr=False)
+    right: Tensor = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        logits: Values | Pack,
+        labels: Values | None = None,
+        confidence: float = CONFIDENCE,
+        *,
+        split: str = TEST,
+    ) -> Groups:
+        """The groups of n rows of logits (n, k) with their labels, or of a split of a pack.
+
+        >>> logits = torch.tensor([[0.0, 5.0], [5.0, 0.0], [0.0, 0.1]])
+        >>> Groups.of(logits, torch.tensor([1, 1, 0])).sizes
+        (1, 1)
+        """
+        if isinstance(logits, Pack):
+            return cls.of_data(logits, confidence=confidence, split=split)
+        top = top_label(logits=logits, labels=labels)
+        return cls(checked_level(confidence), top.confidence.cpu(), top.correct.cpu())
+
+    @classmethod
+    def of_data(
+        cls,
+        data: Source,
+        head: Head | None = None,
+        confidence: float = CONFIDENCE,
+        *,
+        split: str = TEST,
+    ) -> Groups:
+        """The groups of the rows of `data`, by the network's own logits, in one pass."""
+        with reading(data, head, split=split) as rows:
+            return cls.of_rows(rows, confidence)
+
+    @classmethod
+    def of_rows(cls, rows: Rows, confidence: float = CONFIDENCE) -> Groups:
+        """The groups of rows that are being read."""
+        tops = [top_label(logits=logits, labels=batch.labels) for batch, logits in rows]
+        sure = torch.cat([top.confidence.cpu() for top in tops])
+        right = torch.cat([top.correct.cpu() for top in tops])
+        return cls(checked_level(confidence), sure, right)
+
+    def __len__(self) -> int:
+        return len(self.sure)
+
+    def at(self, confidence: float) -> Groups:
+        """The same rows, grouped at another confidence."""
+        return replace(self, confidence=checked_level(confidence), axes=None)
+
+    @property
+    def hce(self) -> Tensor:
+        """(n,) bool: wrong, with a confidence above the level."""
+        return ~self.right & (self.sure > self.confidence)
+
+    @property
+    def lce(self) -> Tensor:
+        """(n,) bool: right, with a confidence above the level."""
+        return self.right & (self.sure > self.confidence)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The number of HCE rows and of LCE rows."""
+        return int(self.hce.sum()), int(self.lce.sum())
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The groups with their sizes, as pictures call them."""
+        wrong, right = self.sizes
+        return f"HCE: wrong, {wrong:,} rows", f"LCE: right, {right:,} rows"
+
+    def along(self, stream: Iterable[Item]) -> Iterator[tuple[Item, list[Tensor]]]:
+        """Each item of a stream of these rows with its part of `hce` and of `lce`.
+
+        Args:
+            stream: tuples whose first entry is a tensor with a row for each row.
+        """
+        done, both = 0, (self.hce, self.lce)
+        for item in stream:
+            part = slice(done, done + len(item[0]))
+            yield item, [mask[part].to(item[0].device) for mask in both]
+            done += len(item[0])
+
+    def checked(self, rows: Rows) -> Groups:
+        """These groups, refused where they are of other data."""
+        if len(self) != rows.facts.rows:
+            raise InputError(
+                f"groups are of {len(self)} rows and the data has {rows.facts.rows}: "
+                "make them from the same data, Groups.of_data(data, head)"
+            )
+        return self
+
+    def numbers(self) -> dict[str, Any]:
+        """Sizes, and the share of the confident rows that are wrong."""
+        wrong, right = self.sizes
+        return {
+            "confidence": self.confidence,
+            "rows": len(self),
+            "hce": wrong,
+            "lce": right,
+            "wrong_share": wrong / (wrong + right) if wrong + right else float("nan"),
+        }
+
+    def draw(self, ax: Panels) -> None:
+        """How confident right and wrong rows are, with the groups' level marked."""
+        ax = first_axes(ax)
+        edges = torch.linspace(float(self.sure.min()) if len(self) else 0, 1, BARS + 1)
+        for (hue, hatch), name, rows in (
+            (LCE, self.names[1], self.right),
+            (HCE, self.names[0], ~self.right),
+        ):
+            look: dict[str, Any] = {"color": hue, "alpha": 0.55, "label": name}
+            if hatch:
+                look = {"facecolor": "none", "edgecolor": hue, "hatch": hatch, "label": name}
+            ax.hist(self.sure[rows].numpy(), bins=edges.tolist(), **look)
+        ax.axvline(self.confidence, color=ink(ax), linewidth=1.1, linestyle=DASHES)
+        ax.set(xlabel="confidence", ylabel="rows", yscale="log", xlim=(float(edges[0]), 1))
+        ax.legend(title=f"above {self.confidence:g}", fontsize=TEXT, frameon=False)
+
+
+def groups_of(rows: Rows, groups: Groups | None, confidence: float) -> Groups:
+    """The groups a caller gave, or those of the rows at a confidence."""
+    return Groups.of_rows(rows, confidence) if groups is None else groups.checked(rows)
+
+
+def checked_level(confidence: float) -> float:
+    """A level of the confidence, from 0 up to but not including 1."""
+    number = isinstance(confidence, (int, float)) and not isinstance(confidence, bool)
+    if not number or not 0 <= confidence < 1:
+        raise InputError(f"confidence is {confidence!r}: pass a number in 0..1, such as 0.95")
+    return float(confidence)
+
+
+# --- Quantiles of sizes from a stream: every |x| is counted by the leading bits of its float32.
+#
+# Sign, exponent and seven bits of the fraction, as bfloat16 has them: 2^15 counters whatever the
+# data, exact counts, and quantiles to within 1 / 128 of their value.
+
+DROPPED = 16  # bits of a float32 that are not looked at
+CELLS = 2 ** (31 - DROPPED)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Magnitudes:
+    """How many values lie in each cell: (2^15,) int64; summaries of parts add up."""
+
+    counts: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> Magnitudes:
+        """The sizes of any number of values.
+
+        >>> Magnitudes.of(torch.tensor([0.0, -1.0, 1.0, 100.0])).quantile(0.5)
+        1.0
+        """
+        bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
+        return cls(torch.bincount(bits >> DROPPED, minlength=CELLS).cpu())
+
+    @classmethod
+    def none(cls) -> Magnitudes:
+        """Of no values."""
+        return cls(torch.zeros(CELLS, dtype=torch.int64))
+
+    def __add__(self, other: Magnitudes) -> Magnitudes:
+        return Magnitudes(self.counts + other.counts)
+
+    def quantile(self, share: float, *, zeros: bool = True) -> float:
+        """The lower end of the cell in which this share of the values is reached; NaN for none.
+
+        Args:
+            share: 0 to 1.
+            zeros: whether values of 0 count, which are many after a ReLU.
+        """
+        counts = (
+            self.counts if zeros else torch.cat([torch.zeros(1).to(self.counts), self.counts[1:]])
+        )
+        total = int(counts.sum())
+        if total == 0:
+            return math.nan
+        wanted = min(max(math.ceil(share * total), 1), total)
+        cell = int(torch.searchsorted(counts.cumsum(0), wanted))
+        return float((torch.tensor(cell, dtype=torch.int32) << DROPPED).view(torch.float32))

@@ -14,17 +14,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
-from featcal.analysis.reading import TEST, Rows, Source, reading
-from featcal.analysis.shares import wilson
+from featcal.analysis.base import (
+    HCE,
+    LCE,
+    TEST,
+    Analysis,
+    Rows,
+    Source,
+    first_axes,
+    ink,
+    reading,
+    wilson,
+)
 from featcal.core.batch import Head
-from featcal.core.binning import bin_index
 from featcal.core.calibrator import Calibrator
-from featcal.core.errors import InputError
-from featcal.core.toplabel import predicted
+from featcal.core.checks import InputError
+from featcal.core.rows import bin_index, predicted
 from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import checked_bins
-from featcal.report.drawing import DASHES, ENOUGH_ROWS, TEXT
+from featcal.report.diagram import DASHES, ENOUGH_ROWS, TEXT
 
 if TYPE_CHECKING:
     from featcal.analysis.base import Panels

@@ -13,19 +13,17 @@ from typing import TYPE_CHECKING, Any, final
 
 from torch import nn
 
-from featcal.analysis.base import HCE, LCE, Analysis, first_axes, ink
-from featcal.analysis.reading import TEST, VAL, opened
+from featcal.analysis.base import HCE, LCE, TEST, VAL, Analysis, first_axes, ink, opened
 from featcal.api import calibrate
 from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
-from featcal.core.errors import InputError
-from featcal.core.fitting import plain
+from featcal.core.checks import InputError
+from featcal.core.fit import plain
 from featcal.core.progress import track
-from featcal.core.spec import parse
+from featcal.core.text import parse
 from featcal.data import Pack
-from featcal.data.collect import collect
-from featcal.data.loading import Unpack
-from featcal.report.drawing import TEXT
+from featcal.data.collect import Unpack, collect
+from featcal.report.diagram import TEXT
 from featcal.report.scores import Scores, evaluate
 
 if TYPE_CHECKING:

@@ -24,20 +24,16 @@ from torch import nn
 
 from featcal.bridges import loggers
 from featcal.core import dist
-from featcal.core.arguments import check_choice, check_flags, check_whole
-from featcal.core.attach import attach
 from featcal.core.batch import device_of
 from featcal.core.calibrator import Calibrator
-from featcal.core.errors import InputError
-from featcal.core.find import find_head
-from featcal.core.fitting import undisturbed
-from featcal.core.spec import parse
-from featcal.core.steps import MODES, Mode
-from featcal.data.collect import Collected, collect
-from featcal.data.loading import Unpack
+from featcal.core.checks import InputError, check_choice, check_flags, check_whole
+from featcal.core.fit import MODES, Mode, undisturbed
+from featcal.core.text import parse
+from featcal.data.collect import Collected, Unpack, collect
+from featcal.heads.attach import attach
+from featcal.heads.find import find_head
 from featcal.io import save
-from featcal.report.comparison import NONE, compare
-from featcal.report.rows import Comparison
+from featcal.report.compare import NONE, Comparison, compare
 
 Weights = Literal["last", "best"]
 

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from featcal.core.errors import InputError
-from featcal.core.fitting import FitReport
+from featcal.core.checks import InputError
+from featcal.core.fit import FitReport
 from featcal.metrics import Bins
-from featcal.report import drawing
-from featcal.report.diagram import ReliabilityDiagram
-from featcal.report.rows import Comparison, Row
+from featcal.report.compare import Comparison, Row
+from featcal.report.diagram import ReliabilityDiagram, figure, own_style
 from featcal.report.scores import Scores
 
 if TYPE_CHECKING:
@@ -198,8 +197,8 @@ def _file(name: str, step: int | None) -> str:
 
 
 def _figure(bins: Bins) -> Figure:
-    with drawing.own_style():
-        return drawing.figure([ReliabilityDiagram(bins)])[0]
+    with own_style():
+        return figure([ReliabilityDiagram(bins)])[0]
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:

@@ -11,8 +11,7 @@ from typing import Any, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from featcal.core.arguments import check_choice
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError, check_choice
 
 try:
     from sklearn.base import BaseEstimator, MetaEstimatorMixin, TransformerMixin, clone

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 from torch import Tensor
 
-from featcal.core.arguments import check_choice, check_whole
-from featcal.core.errors import InputError
-from featcal.core.probabilities import Kind
+from featcal.core.checks import InputError, Kind, check_choice, check_whole
 from featcal.metrics import (
     Bins,
     ClassBins,
@@ -31,8 +29,8 @@ from featcal.metrics import (
     smooth_ece_of,
 )
 from featcal.metrics.inputs import checked_rows
-from featcal.report.columns import COLUMNS
 from featcal.report.diagram import ReliabilityDiagram
+from featcal.report.scores import COLUMNS
 
 try:
     from torchmetrics import Metric

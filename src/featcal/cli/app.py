@@ -11,18 +11,14 @@ from typing import Any
 
 import click
 
-from featcal.cli.collect import collect
-from featcal.cli.commands import BAD_INPUT, INTERRUPTED, evaluate, fit, predict
-from featcal.cli.compare import compare
-from featcal.cli.demo import demo
-from featcal.cli.explore import explore
+from featcal.cli.compare import compare, demo
 from featcal.cli.export import export
-from featcal.cli.history import history
-from featcal.cli.packs import pack
+from featcal.cli.packs import collect, pack
 from featcal.cli.paper import paper
-from featcal.cli.report import report
-from featcal.cli.train import train
-from featcal.core.errors import InputError
+from featcal.cli.report import explore, report
+from featcal.cli.shared import BAD_INPUT, INTERRUPTED, evaluate, fit, predict
+from featcal.cli.train import history, train
+from featcal.core.checks import InputError
 from featcal.version import __version__
 
 

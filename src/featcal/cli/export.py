@@ -13,18 +13,25 @@ from torch import Tensor, nn
 
 from featcal import export as files
 from featcal import io
-from featcal.cli import tables
-from featcal.cli.bar import progress_bar
-from featcal.cli.commands import FORCE, HEAD, JSON, OVERWRITE, load_for, print_json
-from featcal.cli.target import Target, load_target
-from featcal.core.attach import attach
-from featcal.core.call import mapped
-from featcal.core.disk import check_free
-from featcal.core.errors import InputError
-from featcal.core.find import find_head
+from featcal.cli.shared import (
+    FORCE,
+    HEAD,
+    JSON,
+    OVERWRITE,
+    Target,
+    load_for,
+    load_target,
+    print_json,
+    progress_bar,
+    say,
+)
+from featcal.core.checks import InputError
+from featcal.core.files import check_free
 from featcal.data import Pack
-from featcal.data.loading import checked_iter, placed, unpacked
+from featcal.data.collect import checked_iter, placed, unpacked
 from featcal.export.parity import TOLERANCE
+from featcal.heads.attach import attach
+from featcal.heads.find import find_head, mapped
 
 EXAMPLE_ROWS = 4
 
@@ -94,8 +101,8 @@ def export(
         print_json(made.as_json())
         return
     for title, ports in (("in", made.inputs), ("out", made.outputs)):
-        tables.say(f"{title}: {', '.join(f'{name} {kind}' for name, kind in ports.items())}")
-    tables.say(str(made))
+        say(f"{title}: {', '.join(f'{name} {kind}' for name, kind in ports.items())}")
+    say(str(made))
 
 
 @final

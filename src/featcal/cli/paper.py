@@ -14,15 +14,19 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from featcal.cli import tables
-from featcal.cli.commands import JSON, print_json
-from featcal.cli.compare_table import PLAIN_ARROWS
-from featcal.core.errors import InputError
-from featcal.report.footnotes import paper_grid
-from featcal.report.grids import Grid
-from featcal.report.ours import Ours, checkout_results
-from featcal.report.paper import PaperTable, paper_table, paper_tables
-from featcal.report.result_rows import ARROWS
+from featcal.cli.compare import PLAIN_ARROWS
+from featcal.cli.shared import JSON, TEXT_WIDTH, console, print_json, say
+from featcal.core.checks import InputError
+from featcal.report.paper import (
+    ARROWS,
+    Grid,
+    Ours,
+    PaperTable,
+    checkout_results,
+    paper_grid,
+    paper_table,
+    paper_tables,
+)
 
 FORMATS = ("table", "markdown", "csv", "json")
 AS_PRINTED = (ARROWS[0], "As the paper prints them.")
@@ -87,7 +91,7 @@ def paper(
         for table in chosen:
             _show(table, ours, form)
         if ours is None:
-            tables.say(NONE_OF_OURS)
+            say(NONE_OF_OURS)
 
 
 def _list(form: str) -> None:
@@ -101,8 +105,8 @@ def _list(form: str) -> None:
         rows = tuple(tuple(str(fact[key]) for key in LISTED) for fact in facts)
         click.echo(Grid("", tuple(LISTED.values()), rows).markdown())
     else:
-        tables.console().print(_listing(facts))
-        tables.say("Marked cells hold a defect or a misprint; see one with: featcal paper NAME")
+        console().print(_listing(facts))
+        say("Marked cells hold a defect or a misprint; see one with: featcal paper NAME")
 
 
 def _listing(facts: list[dict[str, Any]]) -> Table:
@@ -150,7 +154,7 @@ def as_csv(lines: Iterable[dict[str, Any]], columns: tuple[str, ...]) -> str:
 def _show(table: PaperTable, ours: Ours | None, form: str) -> None:
     for grid in (_as_printed(paper_grid(table)), *([] if ours is None else ours.beside(table))):
         _print(grid, form)
-        tables.say("")
+        say("")
 
 
 def _as_printed(grid: Grid) -> Grid:
@@ -173,12 +177,12 @@ def _print(grid: Grid, form: str) -> None:
         # Plain echo: a pipe table is one line a row, however narrow the terminal.
         click.echo(_printable(grid.document()))
         return
-    console = tables.console()
-    tables.say(grid.title)
-    for block in grid.blocks(console.width):
-        console.print(_rich(block))
+    screen = console()
+    say(grid.title)
+    for block in grid.blocks(screen.width):
+        screen.print(_rich(block))
     if grid.notes:
-        console.print(_footnotes(grid), width=min(console.width, tables.TEXT_WIDTH))
+        screen.print(_footnotes(grid), width=min(screen.width, TEXT_WIDTH))
 
 
 def _rich(grid: Grid) -> Table:

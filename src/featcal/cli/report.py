@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+import threading
+import webbrowser
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from featcal.cli import tables
-from featcal.cli.bar import progress_bar
-from featcal.cli.commands import (
+from featcal.cli.shared import (
     BINS,
     FORCE,
     JSON,
@@ -22,16 +24,19 @@ from featcal.cli.commands import (
     load_for,
     output_option,
     print_json,
+    progress_bar,
+    say,
     split_option,
 )
 from featcal.core.calibrator import Calibrator
-from featcal.core.disk import check_free, new_file
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
+from featcal.core.files import check_free, new_file
 from featcal.data import Pack
-from featcal.report.comparison import DEFAULT_RECIPES, parse_all
+from featcal.report.compare import DEFAULT_RECIPES, parse_all
 
 if TYPE_CHECKING:
     from featcal.page import Content
+    from featcal.page.serve import Explorer
 
 USUAL = {"--split": "test", "--fit-split": "val", "--bins": 15}
 FIT_SPLIT = click.option(
@@ -79,7 +84,7 @@ def report(
 
     Example: featcal report my-pack -o report.html
     """
-    from featcal.page import Content, markdown, render  # jinja2 and plotly, for this command alone
+    from featcal.page import Content, markdown, render
     from featcal.page.html import check_packages
 
     check_packages()
@@ -110,24 +115,24 @@ def report(
         return
     _say(content)
     for path in filter(None, (output, md)):
-        tables.say(f"Wrote {path}")
+        say(f"Wrote {path}")
 
 
 def _say(content: Content) -> None:
     """The first screen of the page: what to type comes last, after all that speaks against it."""
     summary = content.summary
-    tables.say(summary.headline)
-    tables.say(f"Should you trust its confidence? {summary.trust}")
+    say(summary.headline)
+    say(f"Should you trust its confidence? {summary.trust}")
     *answers, advice = summary.points
     for point in answers:
-        tables.say(f"{point.question} {point.answer}")
+        say(f"{point.question} {point.answer}")
     for caution in summary.cautions:
-        tables.say(f"Mind: {caution}")
+        say(f"Mind: {caution}")
     for note in content.notes:
-        tables.say(f"Left out: {note}")
-    tables.say(f"{advice.question} {advice.answer}")
+        say(f"Left out: {note}")
+    say(f"{advice.question} {advice.answer}")
     if summary.command:
-        tables.say(f"  {summary.command}")
+        say(f"  {summary.command}")
 
 
 def loaded(paths: Sequence[Path], pack: Pack) -> dict[str, Calibrator]:
@@ -142,8 +147,7 @@ def checked_recipes(
 
     What is wrong with a recipe, or with the names of splits, is no fault of the rows of a split.
     """
-    from featcal.page.content import check_splits
-    from featcal.page.entries import check_train
+    from featcal.page.content import check_splits, check_train
 
     check_splits(fit_split, split)
     for name in (fit_split, split):
@@ -177,3 +181,70 @@ def typed_again(
 def _write(path: Path, text: str, *, force: bool) -> None:
     with new_file(path, overwrite=force) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+# --- featcal explore: the report as a page of this machine, with a box for any recipe.
+
+
+@click.command()
+@PACK
+@CALIBRATORS
+@RECIPES
+@click.option(
+    "--port", default=0, type=click.IntRange(0, 65535), help="Where to listen; a free one if not."
+)
+@split_option("test")
+@FIT_SPLIT
+@BINS
+@click.option("--browser/--no-browser", default=True, help="Open the page when it is ready.")
+def explore(
+    pack_path: Path,
+    calibrators: tuple[Path, ...],
+    recipes: tuple[str, ...],
+    port: int,
+    split: str,
+    fit_split: str,
+    bins: int,
+    browser: bool,
+) -> None:
+    """Look at PACK in a browser, and try any recipe on it.
+
+    The page of "featcal report", with the same recipes and CALIBRATOR files, served to this machine
+    alone; what is typed into it is fitted on one split and scored on another while you wait. Ctrl-C
+    ends it.
+
+    Example: featcal explore my-pack
+    """
+    from featcal.page.content import Content
+    from featcal.page.html import check_packages, render
+    from featcal.page.serve import Explorer, Live
+
+    check_packages()
+    pack = Pack.open(pack_path)
+    files = loaded(calibrators, pack)
+    chosen = checked_recipes(recipes, pack, fit_split, split)
+    scored = {"--split": split, "--fit-split": fit_split, "--bins": bins}
+    typed = typed_again("explore", pack_path, calibrators, {"--recipe": recipes, **scored})
+    with progress_bar(), about(pack, fit_split, split):
+        content = Content.of(
+            pack, chosen, files, fit=fit_split, test=split, bins=bins, command=typed
+        )
+    page = render(content, live=True)
+    live = Live(content)
+    with Explorer(page, live.answer, port, check=live.checked) as explorer:
+        say(f"{pack_path} is at {explorer.address}; Ctrl-C ends it.")
+        if browser:  # beside the server: a browser in the terminal waits for its page
+            threading.Thread(target=webbrowser.open, args=(explorer.address,), daemon=True).start()
+        _until_interrupted(explorer)
+
+
+def _until_interrupted(explorer: Explorer) -> None:
+    """Serves; Ctrl-C is how it is meant to end, and no error."""
+    try:
+        explorer.serve_forever()
+    except KeyboardInterrupt:
+        say("Stopped.")
+        if explorer.one_at_a_time.locked():
+            # A fit under way would bring the interpreter down while it ends: leave without it.
+            sys.stdout.flush()
+            os._exit(0)

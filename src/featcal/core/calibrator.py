@@ -17,22 +17,25 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits, trainable
-from featcal.core.errors import CalibrationWarning, InputError
-from featcal.core.fitting import (
+from featcal.core.checks import CalibrationWarning, InputError
+from featcal.core.fit import (
+    MODES,
     Counted,
     FitReport,
+    Mode,
     Problem,
     Stepped,
     StepReport,
+    check_finite,
     evaluating,
     exact,
     recording,
+    run_steps,
+    survey,
 )
-from featcal.core.head import CalibratedHead, as_head, head_logits
 from featcal.core.loss import Loss, measure, nll
-from featcal.core.steps import MODES, Mode, run_steps
-from featcal.core.survey import check_finite, survey
-from featcal.core.threads import FEW_LARGE, calm
+from featcal.core.progress import FEW_LARGE, calm
+from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Batch, Data
-from featcal.core.binning import bin_sums
-from featcal.core.toplabel import predicted
+from featcal.core.rows import bin_sums, predicted
 
 ECE_BINS = 15
 

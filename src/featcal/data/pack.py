@@ -7,8 +7,9 @@ A pack is a directory with `manifest.json`, `head.safetensors` (weight, bias) an
 from __future__ import annotations
 
 import hashlib
+import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +17,29 @@ from typing import Any, final
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.core.batch import CHUNK_ROWS, Batch, wide
-from featcal.core.errors import InputError
-from featcal.core.head import linear_of
+from featcal.core.batch import CHUNK_ROWS, Batch, Data, wide
+from featcal.core.checks import InputError
+from featcal.core.files import new_file, new_folder
 from featcal.core.progress import track
-from featcal.data.manifest import FLOATS, MANIFEST, REMEDY, TENSORS, Manifest, Part, read_manifest
+from featcal.data.manifest import (
+    FLOATS,
+    HEAD,
+    MANIFEST,
+    REMEDY,
+    SPLIT_NAME,
+    TENSORS,
+    Gate,
+    HeadLike,
+    Layout,
+    Manifest,
+    Part,
+    head_tensors,
+    read_manifest,
+)
+from featcal.heads.head import linear_of
 
 
 @final
@@ -234,3 +251,210 @@ def _check_header(
 
 def _disagree(path: Path, found: str, expected: str) -> None:
     raise InputError(f"{path} disagrees with the manifest: {found}, not {expected}; {REMEDY}")
+
+
+# --- The shards of a pack: batches of any length go in, files of one length come out, each whole.
+
+SHARD_ROWS = 65_536
+
+
+def grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
+    """Cuts and collects batches into groups of exactly `rows` rows; the last may be shorter."""
+    group: list[Batch] = []
+    free = rows
+    for batch in batches:
+        while len(batch):
+            piece, batch = batch.rows(slice(0, free)), batch.rows(slice(free, None))
+            group.append(piece)
+            free -= len(piece)
+            if free == 0:
+                yield group
+                group, free = [], rows
+    if group:
+        yield group
+
+
+def save_shard(folder: Path, name: str, batches: list[Batch], layout: Layout) -> Part:
+    """Writes one shard; its name ends in the number of the shard."""
+    tensors = _merged(batches, layout)
+    return save_part(folder / f"{name}.safetensors", tensors, rows=len(tensors["labels"]))
+
+
+def _merged(batches: list[Batch], layout: Layout) -> dict[str, Tensor]:
+    columns = {name: [getattr(batch, name) for batch in batches] for name in layout.dtypes}
+    merged = {name: torch.cat(values) for name, values in columns.items()}
+    merged["labels"] = merged["labels"].to(getattr(torch, layout.dtypes["labels"]))
+    return merged
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Writes the manifest, whole or not at all."""
+    write_json(path, manifest.to_json())
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes JSON that appears whole or not at all."""
+    try:
+        with new_file(path, overwrite=True) as temporary:
+            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
+    """Writes tensors to a file that appears whole or not at all."""
+    try:
+        with new_file(path, overwrite=True) as temporary:
+            save_file(tensors, temporary)
+    except (SafetensorError, OSError) as error:
+        raise _unwritable(path, error) from error
+    return Part(path.name, path.stat().st_size, sha256(path), rows)
+
+
+def _unwritable(path: Path, error: Exception) -> InputError:
+    return InputError(
+        f"output {path.name} cannot be written ({error}): free some space or choose another folder"
+    )
+
+
+# --- Writing a feature pack from batches that are at hand.
+
+
+def write_pack(
+    path: Path | str,
+    splits: Mapping[str, Batch | Data],
+    *,
+    head: HeadLike | None = None,
+    dataset: str = "",
+    model: str = "",
+    class_names: Sequence[str] | None = None,
+    meta: Mapping[str, Any] | None = None,
+    shard_rows: int = SHARD_ROWS,
+) -> Pack:
+    """Writes a feature pack and opens it; after an error nothing is left on disk.
+
+    Each split is read once, so a generator will do, and at most two shards of it are in memory.
+    Features keep their type; logits keep theirs up to float32, the type they are read in.
+
+    Args:
+        path: the folder to make; it must not exist.
+        splits: the data of every split, by name; all must hold the same tensors.
+        head: the linear head, or its weight (k, d) and bias (k,); no bias is stored as zeros.
+        dataset: the name of the data set.
+        model: the name of the network.
+        class_names: one name a class.
+        meta: anything else worth keeping, as JSON.
+        shard_rows: rows of a full shard.
+
+    Raises:
+        InputError: for data no fit could use, by split, row and value; and for an unusable `path`.
+    """
+    check_splits(splits, shard_rows)
+    about = About.checked(dataset, model, class_names, meta)
+    gate = Gate(head_tensors(head), about.class_names)
+    with new_folder(path) as folder:
+        shards = {
+            name: _write_split(folder, name, gate, data, shard_rows)
+            for name, data in track("write", list(splits.items()))
+        }
+        stored = None if gate.head is None else save_part(folder / HEAD, gate.head)
+        assert gate.layout is not None  # every split has a row by now
+        write_manifest(folder / MANIFEST, about.manifest(gate.layout, stored, shards))
+    return Pack.open(path)
+
+
+def check_splits(splits: Mapping[str, object], shard_rows: int) -> None:
+    """Refuses names of splits no pack can have, and shards of no rows."""
+    if not splits:
+        raise InputError("splits is empty: give at least one, such as {'val': batches}")
+    for name in splits:
+        if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
+            raise InputError(f"split name {name!r}: use letters, digits and _ only")
+    if shard_rows < 1:
+        raise InputError(f"shard_rows is {shard_rows}: it must be at least 1")
+
+
+@final
+@dataclass(frozen=True)
+class About:
+    """What a pack is about, in the words of whoever makes it."""
+
+    dataset: str
+    model: str
+    class_names: tuple[str, ...] | None
+    meta: dict[str, Any]
+
+    @classmethod
+    def checked(
+        cls,
+        dataset: object,
+        model: object,
+        class_names: Sequence[str] | None,
+        meta: Mapping[str, Any] | None,
+    ) -> About:
+        """The same words, or an error before the work begins."""
+        return cls(
+            _text("dataset", dataset), _text("model", model), _names(class_names), _json(meta)
+        )
+
+    def manifest(
+        self, layout: Layout, head: Part | None, splits: dict[str, tuple[Part, ...]]
+    ) -> Manifest:
+        """The manifest of a pack of these files."""
+        return Manifest(
+            dataset=self.dataset,
+            model=self.model,
+            class_names=self.class_names,
+            features=layout.features,
+            classes=layout.classes,
+            dtypes=layout.dtypes,
+            meta=self.meta,
+            head=head,
+            splits=splits,
+        )
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InputError(f"{name} is {value!r}: it must be text")
+    return value
+
+
+def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
+    if names is None:
+        return None
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise InputError("class_names must be a list of text: give one name a class")
+    return tuple(names)
+
+
+def _json(meta: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The values as the manifest will give them back, or an error before the work begins."""
+    try:
+        return dict(json.loads(json.dumps(dict(meta or {}), allow_nan=False)))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"meta cannot be written as JSON ({error}): remove that value") from error
+
+
+def _write_split(
+    folder: Path, name: str, gate: Gate, data: Batch | Data, shard_rows: int
+) -> tuple[Part, ...]:
+    shards = []
+    for number, batches in enumerate(grouped(gate.checked(name, data), shard_rows)):
+        assert gate.layout is not None
+        shards.append(save_shard(folder, f"{name}-{number:05d}", batches, gate.layout))
+    return tuple(shards)
+
+
+# --- The pack that travels inside featcal, so that every command has something to run on.
+
+DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
+
+
+def demo_pack() -> Pack:
+    """CIFAR-100 through a Wide-ResNet-16-4: 256 features, 5,000 rows of val and 10,000 of test.
+
+    >>> demo_pack().splits
+    ('val', 'test')
+    """
+    return Pack.open(DEMO)

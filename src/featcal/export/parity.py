@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from featcal.core.errors import InputError
-from featcal.core.fitting import plain
-from featcal.core.head import CalibratedHead
-from featcal.export.inputs import Inputs
-from featcal.export.output import LOGITS, LOGITS_ALONE, Output
+from featcal.core.checks import InputError
+from featcal.core.fit import plain
+from featcal.export.inputs import LOGITS, LOGITS_ALONE, Inputs, Output
+from featcal.heads.head import CalibratedHead
 
 TOLERANCE = 1e-4
 ROUNDINGS = 8 * (3e-8, 1e-7, 3e-7, 3e-6)  # moves of the features, in parts of a row's largest

@@ -3,26 +3,367 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from featcal.core.arguments import check_choice, check_flags, check_whole
-from featcal.core.batch import Data, Head, Through, stored_logits, wide
+from featcal.core import dist
+from featcal.core.batch import Batch, Data, Head, Through, stored_logits, wide
 from featcal.core.calibrator import Calibrator, seen_features
-from featcal.core.errors import InputError
-from featcal.core.fitting import Problem, StepReport
-from featcal.core.head import head_logits
-from featcal.core.progress import track
-from featcal.core.sampling import hashed_sample
-from featcal.core.steps import settle
-from featcal.core.tempering import Tempered, temper
-from featcal.core.threads import calm
-from featcal.core.toplabel import keep_prediction
-from featcal.methods.group_base import Bases, Placed, fit_bases, half_of
-from featcal.methods.group_partition import Plan, learn_partitions, standardised, unit_scales
+from featcal.core.checks import InputError, check_choice, check_flags, check_whole
+from featcal.core.fit import Facts, Problem, StepReport, settle
+from featcal.core.gradient import Array, likeliest_weights, minimize, simplex_minimum
+from featcal.core.loss import brier
+from featcal.core.progress import calm, track
+from featcal.core.rows import keep_prediction, row_curves
+from featcal.core.sample import hashed_sample, row_hash
+from featcal.core.scalar import Shrinkage, Tempered, temper, temper_cells
+from featcal.heads.head import head_logits
+
+# --- The calibrator of each group: a temperature, or one mixed with the plain and uniform
+# outputs.
+
+SPREAD = 0.5  # how far a group's 1 / T is expected to lie from the common one, in parts of it
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Data seen through one partition: the group of each row stands where the features stood.
+
+    Attributes:
+        data: the batches, with logits.
+        groups: (n, u) of each batch, in the order of the batches.
+        used: (n,) of each batch: which rows count.
+        partition: which of the u.
+    """
+
+    data: Data
+    groups: list[Tensor]
+    used: list[Tensor]
+    partition: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, groups, used in zip(self.data, self.groups, self.used, strict=True):
+            group = groups[used, self.partition].long()
+            yield Batch(stored_logits(batch)[used], batch.labels[used], group)
+
+
+@dataclass(frozen=True)
+class Bases:
+    """Every group's calibrator.
+
+    Attributes:
+        inverse: 1 / T, (u, g).
+        weights: of softmax(z / T), softmax(z) and 1 / k, (u, g, 3); None for the first alone.
+        left_out: groups that have the common temperature for want of rows or classes.
+    """
+
+    inverse: Tensor
+    weights: Tensor | None
+    left_out: int
+
+
+def half_of(batch: Batch) -> Tensor:
+    """0 or 1 for each row, (n,), by its features: equal rows stay together.
+
+    The lowest bit, because a sample of rows is picked by the highest ones.
+    """
+    assert batch.features is not None
+    return row_hash(batch.features) & 1
+
+
+def fit_bases(
+    views: list[Placed], form: str, groups: int, classes: int, common: float, min_rows: int
+) -> Bases:
+    """Fits the groups of every partition.
+
+    Args:
+        views: the data through each partition.
+        form: "temperature", "ensemble" or "published".
+        groups: g.
+        classes: k.
+        common: 1 / T of all rows.
+        min_rows: groups of fewer rows have the common T.
+    """
+    inverse, weights, left_out = [], [], 0
+    mixed: Array | None
+    for view in track("group: temperatures", views):
+        counts = class_counts(view, groups, classes)
+        usable = (counts.sum(1) >= min_rows) & ((counts > 0).sum(1) > 1)
+        if form == "published":
+            usable = counts.sum(1) > 0
+            own, mixed = published_base(view, groups, common)
+        else:
+            own = group_inverses(view, groups, common, usable)
+            mixed = group_weights(view, own, counts, usable) if form == "ensemble" else None
+        inverse.append(torch.from_numpy(own))
+        weights.append(None if mixed is None else torch.from_numpy(mixed))
+        left_out += int((~usable).sum())
+    known = [part for part in weights if part is not None]
+    return Bases(torch.stack(inverse), torch.stack(known) if known else None, left_out)
+
+
+def group_of(batch: Batch) -> Tensor:
+    """The group of each row of placed data, (n,)."""
+    assert batch.features is not None
+    return batch.features
+
+
+def one_group(data: Data, group: int) -> list[Batch]:
+    """The rows of one group, held in memory."""
+    return [batch.rows(group_of(batch) == group) for batch in data]
+
+
+def class_counts(data: Data, groups: int, classes: int) -> Tensor:
+    """Rows of each group and class, (g, k) int64."""
+    counts = torch.zeros(groups * classes, dtype=torch.int64)
+    for batch in data:
+        cell = group_of(batch) * classes + batch.labels
+        counts += torch.bincount(cell, minlength=len(counts)).cpu()
+    return dist.total(counts).view(groups, classes)
+
+
+def group_inverses(data: Data, groups: int, common: float, usable: Tensor) -> Array:
+    """1 / T of each group, pulled towards the common one; that itself where a group is unusable."""
+    found = temper_cells(data, group_of, groups, Shrinkage(common, SPREAD))
+    if found is None:
+        return np.full(groups, common)
+    return np.where(usable.numpy(), found.inverse, common)
+
+
+def group_weights(data: Data, inverse: Array, counts: Tensor, usable: Tensor) -> Array:
+    """Weights of softmax(z / T), softmax(z) and 1 / k in each group, (g, 3), by the NLL."""
+    parts, group = _true_class_parts(data, inverse, counts.shape[1])
+    weights = np.tile([1.0, 0.0, 0.0], (len(inverse), 1))
+    for which in usable.nonzero().flatten().tolist():
+        weights[which] = likeliest_weights(parts[group == which], int(counts[which].sum()))[1]
+    return weights
+
+
+def _true_class_parts(data: Data, inverse: Array, classes: int) -> tuple[Tensor, Tensor]:
+    """The log p of the label under each part, (n, 3) float64, and the group of each row, (n,)."""
+    parts, groups = [torch.zeros(0, 3, dtype=torch.float64)], [torch.zeros(0, dtype=torch.int64)]
+    for batch in data:
+        logits, group = stored_logits(batch).double(), group_of(batch)
+        own = torch.from_numpy(inverse).to(logits.device)[group]
+        scaled, plain = (row_curves(logits, batch.labels, b)[0] for b in (own, 1.0))
+        uniform = torch.full_like(plain, math.log(classes))
+        parts.append(-torch.stack([scaled, plain, uniform], 1).cpu())
+        groups.append(group.cpu())
+    return torch.cat(parts), torch.cat(groups)
+
+
+def published_base(data: Data, groups: int, common: float) -> tuple[Array, Array]:
+    """T within 0.05 and 5 and then the weights of each group, both by the squared error.
+
+    The weights are the exact minimum; the published solver often stays at its start, (1, 0, 0). A
+    group without rows gets the common temperature: there is nothing to fit.
+    """
+    inverse, weights = np.full(groups, common), np.tile([1.0, 0.0, 0.0], (groups, 1))
+    for group in range(groups):
+        rows = one_group(data, group)
+        found = temper(rows, brier)
+        if found is not None:
+            inverse[group] = min(max(float(found.inverse[0]), 1 / 5), 1 / 0.05)
+            weights[group] = _least_squares(rows, inverse[group])
+    return inverse, weights
+
+
+def _least_squares(data: Data, inverse: float) -> Array:
+    """The weights on the simplex with the lowest squared error."""
+    sums = torch.zeros(3, 4, dtype=torch.float64)
+    for batch in data:
+        logits = stored_logits(batch).double()
+        even = torch.full_like(logits, 1 / logits.shape[1])
+        parts = torch.stack([(logits * inverse).softmax(1), logits.softmax(1), even]).flatten(1)
+        true = torch.zeros_like(logits).scatter(1, batch.labels[:, None], 1.0).view(-1, 1)
+        sums += (parts @ torch.cat([parts.T, true], 1)).cpu()
+    found: Array = dist.total(sums).numpy()
+    return simplex_minimum(found[:, :3], -found[:, 3])
+
+
+# --- Learning how to group rows: a gate over features and a temperature a group, by soft
+# mixtures.
+#
+# With gates g(x) = softmax(V x) and p_j = softmax(z / tau_j), the loss of a row is the NLL of
+# sum_j g_j p_j at its label. Its slopes are short: with r_j the share of group j in that sum, they
+# are g_j - r_j in (V x)_j and r_j times the slope of group j's own NLL in tau_j. All partitions are
+# one stacked problem, so that an evaluation costs two products with the features.
+
+DECAY = 0.1  # on the mean square of a partition's V
+STEP = math.log(2) / 3  # between tabulated inverse temperatures, in log b
+REACH = 2.5  # how far beyond the starting temperatures the table goes, in log b
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for: so many partitions of so many groups, from these seeds and temperatures.
+
+    Attributes:
+        seeds: one for each partition.
+        temperatures: where each group's tau starts.
+        iterations: of L-BFGS, at most.
+    """
+
+    seeds: range
+    temperatures: list[float]
+    iterations: int
+
+    @property
+    def groups(self) -> int:
+        """Groups a partition."""
+        return len(self.temperatures)
+
+
+def learn_partitions(features: Tensor, logits: Tensor, labels: Tensor, plan: Plan) -> Tensor:
+    """V of every partition, (u, g, d) float64.
+
+    Args:
+        features: (n, d) float64, the same on all processes, as are the logits and labels.
+        logits: (n, k).
+        labels: (n,).
+        plan: what is asked for.
+    """
+    width = features.shape[1]
+    size = len(plan.seeds), plan.groups, width
+    nodes = _nodes(plan.temperatures)
+    gates = torch.stack([_first_gates(seed, plan.groups, width) for seed in plan.seeds])
+    inverse = -torch.tensor(plan.temperatures, dtype=torch.float64).log().expand(size[:2])
+    batch = Batch(tabulated(logits, labels, nodes), labels, features)
+
+    def objective(at: Tensor, batch: Batch) -> Tensor:
+        table = Table(nodes.to(at.device), stored_logits(batch))
+        assert batch.features is not None
+        value, slope = mixture(_parts(at.detach(), size), batch.features, table)
+        return value.sum() + slope @ (at - at.detach())
+
+    def penalty(at: Tensor) -> Tensor:
+        decay: Tensor = DECAY * at[: gates.numel()].square().sum() / (size[1] * size[2])
+        return decay
+
+    found = minimize(
+        objective,
+        torch.cat([gates.flatten(), inverse.flatten()]),
+        [batch],
+        max(len(labels), 1) * dist.world(),  # every process holds all of these rows
+        penalty=penalty,
+        iterations=plan.iterations,
+    )
+    return _parts(found.at, size)[0].to(features.device)
+
+
+def unit_scales(
+    data: Data, seen: Callable[[Tensor], Tensor], facts: Facts
+) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of every unit, two (d,) float64; a deviation of 0 where constant.
+
+    Args:
+        data: batches with features.
+        seen: what is made of the features first.
+        facts: of the data.
+    """
+    sums = torch.zeros(2, facts.width, dtype=torch.float64)
+    for batch in data:
+        assert batch.features is not None
+        values = seen(batch.features).double()
+        sums += torch.stack([values.sum(0), values.square().sum(0)]).cpu()
+    mean, square = dist.total(sums) / facts.rows
+    scale = (square - mean.square()).clamp(min=0).sqrt()
+    # Below the steps of float32 around the mean there is nothing but rounding.
+    return mean, torch.where(scale > 1e-6 * square.sqrt(), scale, 0)
+
+
+def standardised(features: Tensor, centre: Tensor, scale: Tensor) -> Tensor:
+    """(x - centre) / scale, (n, d); 0 in units that never moved on the fit split."""
+    centre, scale = centre.to(features.dtype), scale.to(features.dtype)
+    moving = scale > 0
+    return torch.where(moving, (features - centre) / torch.where(moving, scale, 1), 0)
+
+
+def _first_gates(seed: int, groups: int, width: int) -> Tensor:
+    """Uniform within 1 / sqrt(d), by a generator of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(groups, width, generator=generator, dtype=torch.float64)
+    return (2 * drawn - 1) / math.sqrt(width)
+
+
+def _parts(at: Tensor, size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
+    """V (u, g, d) and log 1 / tau (u, g) of one flat vector."""
+    gates, inverse = torch.split(at, [size[0] * size[1] * size[2], size[0] * size[1]])
+    return gates.view(size), inverse.view(size[:2])
+
+
+def mixture(at: tuple[Tensor, Tensor], features: Tensor, table: Table) -> tuple[Tensor, Tensor]:
+    """The summed NLL of each partition, (u,), and the slope of their sum in all parameters, (p,).
+
+    Args:
+        at: V (u, g, d) and log 1 / tau (u, g).
+        features: (n, d).
+        table: each row's NLL as a function of the inverse temperature.
+    """
+    gates, inverse = at
+    rows, (partitions, groups, width) = len(features), gates.shape
+    nll, nll_slope = (part.view(rows, partitions, groups) for part in table.at(inverse.flatten()))
+    flat = gates.view(-1, width)
+    gate = (features @ flat.T).view(rows, partitions, groups).log_softmax(2)
+    joint = gate - nll
+    total = joint.logsumexp(2)  # (n, u)
+    share = (joint - total[:, :, None]).exp()
+    pull = (gate.exp() - share).view(rows, -1)
+    slopes = (pull.T @ features).flatten(), (share * nll_slope).sum(0).flatten()
+    return -total.sum(0), torch.cat(slopes)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The NLL of n rows over u = log b, as cubic pieces between nodes; flat beyond the last ones.
+
+    At k = 1000 the exponentials of every group at every evaluation would cost far more than the
+    products; tau is thrown away after the search, so a table is exact enough.
+
+    Attributes:
+        nodes: (m,), equally spaced.
+        curves: (n, 2 m): the values at the nodes, then the slopes in u.
+    """
+
+    nodes: Tensor
+    curves: Tensor
+
+    def at(self, where: Tensor) -> tuple[Tensor, Tensor]:
+        """Value and slope of every row at u (c,): two (n, c)."""
+        count, step = len(self.nodes), self.nodes[1] - self.nodes[0]
+        inside = where.clamp(self.nodes[0], self.nodes[-1])
+        left = ((inside - self.nodes[0]) / step).long().clamp(max=count - 2)
+        t = (inside - self.nodes[left]) / step
+        ends = self.curves[:, torch.cat([left, left + 1, count + left, count + left + 1])]
+        v0, v1, s0, s1 = ends.view(len(ends), 4, -1).unbind(1)
+        rise, s0, s1 = v1 - v0, s0 * step, s1 * step
+        bow, twist = 3 * rise - 2 * s0 - s1, s0 + s1 - 2 * rise
+        value = v0 + t * (s0 + t * (bow + t * twist))
+        slope = (s0 + t * (2 * bow + 3 * t * twist)) / step
+        return value, slope * (where == inside)
+
+
+def _nodes(temperatures: list[float]) -> Tensor:
+    """Equally spaced log b from well below to well above the starting points."""
+    logs = [-math.log(t) for t in temperatures]
+    low, high = min(logs) - REACH, max(logs) + REACH
+    return torch.linspace(low, high, math.ceil((high - low) / STEP) + 1, dtype=torch.float64)
+
+
+def tabulated(logits: Tensor, labels: Tensor, nodes: Tensor) -> Tensor:
+    """Values and slopes in u of each row's NLL at the nodes: (n, 2 m) float64."""
+    values, slopes = [], []
+    for node in nodes.tolist():
+        value, slope, _ = row_curves(logits.double(), labels, math.exp(node))
+        values.append(value)
+        slopes.append(slope * math.exp(node))
+    return torch.stack([*values, *slopes], 1)
+
 
 SAMPLE = 8192  # rows the partitions are learned from, at most
 ITERATIONS = 30  # on rows not learned from later ones gain nothing, and rounding begins to matter

@@ -11,17 +11,14 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.arguments import check_choice, check_flags
 from featcal.core.batch import Data, stored_logits
 from featcal.core.calibrator import LogitMap
-from featcal.core.errors import InputError
-from featcal.core.fitting import Problem, StepReport
+from featcal.core.checks import InputError, check_choice, check_flags
+from featcal.core.fit import Problem, StepReport, settle
 from featcal.core.loss import CRITERIA, Loss, accuracy, measure
-from featcal.core.progress import track
-from featcal.core.solve import Minimum, Point, Walk, best_of, refine
-from featcal.core.steps import settle
-from featcal.core.threads import calm
-from featcal.core.toplabel import keep_prediction
+from featcal.core.progress import calm, track
+from featcal.core.rows import keep_prediction
+from featcal.core.scalar import Minimum, Point, Walk, best_of, refine
 
 Score = Callable[[float], float]  # a threshold -> the criterion there
 

@@ -14,15 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featcal.core.arguments import check_flags, check_whole
 from featcal.core.calibrator import LogitMap
-from featcal.core.errors import InputError
-from featcal.core.fitting import Problem, StepReport
-from featcal.core.levels import Levels, top_levels
-from featcal.core.odds import log_odds
-from featcal.core.steps import settle
-from featcal.core.tables import probable_lines, sound
-from featcal.core.toplabel import with_confidence
+from featcal.core.checks import InputError, check_flags, check_whole
+from featcal.core.fit import Problem, StepReport, settle
+from featcal.core.rows import with_confidence
+from featcal.methods.score_tables import Levels, log_odds, probable_lines, sound, top_levels
 
 Array = NDArray[np.float64]
 

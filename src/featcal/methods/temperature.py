@@ -9,14 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featcal.core.arguments import check_choice, check_flags
 from featcal.core.calibrator import LogitMap
-from featcal.core.descend import published_lbfgs
-from featcal.core.errors import InputError
-from featcal.core.fitting import Problem, StepReport
+from featcal.core.checks import InputError, check_choice, check_flags
+from featcal.core.fit import Problem, StepReport
+from featcal.core.gradient import published_lbfgs
 from featcal.core.loss import CRITERIA, Loss, measure
-from featcal.core.tempering import LOGIT_SCALE, Tempered, temper
-from featcal.core.threads import calm
+from featcal.core.progress import calm
+from featcal.core.scalar import LOGIT_SCALE, Tempered, temper
 
 ONE_THREAD = 2**25  # logits up to which one thread is quick, and never waits for a busy machine
 GRID = np.arange(1, 101) / 10  # the temperatures of the grid search: 0.1, 0.2, ..., 10.0

@@ -5,21 +5,26 @@ labels=y)`, and returns a fraction. For data in parts, read each part once with 
 add up the summaries' `of_predictions`, and ask the sums.
 """
 
-from featcal.metrics.bins import Bins, ece, mce, rms_ce
-from featcal.metrics.classwise import ClassBins, classwise_ece
-from featcal.metrics.kernel import smooth_ece, smooth_ece_of
+from featcal.metrics.bins import Bins, ClassBins, classwise_ece, ece, mce, rms_ce
+from featcal.metrics.inputs import Predictions, TopLabel, top_label
 from featcal.metrics.ordered import (
     Ordered,
     adaptive_ece,
     adaptive_ece_of,
+    aurc,
+    aurc_of,
+    auroc,
+    auroc_of,
     debiased_ce,
     debiased_ce_of,
+    e_aurc,
+    e_aurc_of,
     ks_error,
     ks_error_of,
+    smooth_ece,
+    smooth_ece_of,
 )
-from featcal.metrics.predictions import Predictions, TopLabel, top_label
 from featcal.metrics.proper import ProperSums, accuracy, brier, nll
-from featcal.metrics.selective import aurc, aurc_of, auroc, auroc_of, e_aurc, e_aurc_of
 
 __all__ = [
     "Bins",

@@ -7,6 +7,7 @@ in which rows arrived.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import final
 
@@ -14,8 +15,14 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.metrics.inputs import Values, checked_bins, checked_rows
-from featcal.metrics.predictions import Predictions, TopLabel, top_label
+from featcal.metrics.inputs import (
+    Predictions,
+    TopLabel,
+    Values,
+    checked_bins,
+    checked_rows,
+    top_label,
+)
 
 
 @final
@@ -184,3 +191,155 @@ def ks_error(
 ) -> float:
     """Kolmogorov-Smirnov calibration error, see `ks_error_of`."""
     return ks_error_of(Ordered.of(probs, labels, logits=logits))
+
+
+# --- Smooth calibration error without bins (Blasiok and Nakkiran, "Smooth ECE", 2023).
+#
+# A Gaussian of width s reflected for ever at 0 and 1 is the heat kernel of [0, 1], so the smoothed
+# residual is a cosine series with a factor exp(-(pi k s)^2 / 2) on term k: a few coefficients of
+# the
+# data, computed once, give it exactly for every s.
+
+MAX_TERMS = 8192
+NEGLIGIBLE = 1e-12  # the damping below which a term is left out
+REACH = math.sqrt(-2 * math.log(NEGLIGIBLE)) / math.pi  # terms needed at width s: REACH / s
+SMALLEST_WIDTH = REACH / MAX_TERMS  # 2.9e-4
+INTERVALS = 4096  # of the grid |r| is integrated on, at least
+BISECTIONS = 32  # the width is known to 2^-32
+TURNS = 64  # products before a cosine is computed afresh, so that rounding cannot pile up
+
+
+def smooth_ece_of(ordered: Ordered) -> float:
+    """The width s at which the smoothed residual's integral equals s itself.
+
+        r_s(t) = (1/n) sum_i K_s(t, f_i) (f_i - y_i),   smECE_s = integral of |r_s| over [0, 1]
+
+    smECE_s never rises with s, so the fixed point is found by bisection. A fixed point under
+    2.9e-4, the smallest width the terms resolve, is answered by smECE at that width.
+    """
+    checked_rows(len(ordered))
+    residual = _Residual(ordered.confidence, ordered.correct)
+    low, high = SMALLEST_WIDTH, 1.0
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if residual.smoothed(middle) > middle else (low, middle)
+    return residual.smoothed(SMALLEST_WIDTH) if low == SMALLEST_WIDTH else low
+
+
+@final
+class _Residual:
+    """The cosine coefficients of f - y over f, computed as far as the widths asked for need."""
+
+    def __init__(self, confidence: Tensor, correct: Tensor) -> None:
+        self.angle = confidence.double() * math.pi
+        self.turn = torch.polar(torch.ones_like(self.angle), self.angle)
+        self.weights = (confidence.double() - correct.double()) / len(confidence)
+        self.coefficients = self.weights.sum().view(1)
+
+    def smoothed(self, width: float) -> float:
+        """The integral of |r_s|, by the trapezoidal rule."""
+        terms = min(MAX_TERMS, math.ceil(REACH / width)) + 1
+        self._extend(terms)
+        k = torch.arange(terms, dtype=torch.float64)
+        damping = torch.exp(-0.5 * (math.pi * width * k).square())
+        # A power of two, for the FFT, with two intervals or more to the shortest half wave.
+        intervals = max(INTERVALS, 1 << (2 * terms - 3).bit_length())
+        curve = _cosine_sum(self.coefficients[:terms] * damping, intervals).abs()
+        return float(curve.sum() - (curve[0] + curve[-1]) / 2) / intervals
+
+    def _extend(self, terms: int) -> None:
+        """Adds a_k = (2/n) sum_i (f_i - y_i) cos(pi k f_i) up to the wanted number of terms."""
+        for start in range(len(self.coefficients), terms, TURNS):
+            # cos(k x) is the real part of exp(ix)^k: a product costs a tenth of a cosine.
+            wave = torch.polar(2 * self.weights, start * self.angle)
+            sums = [wave.sum()]
+            sums += [wave.mul_(self.turn).sum() for _ in range(min(TURNS, terms - start) - 1)]
+            self.coefficients = torch.cat([self.coefficients, torch.stack(sums).real])
+
+
+def _cosine_sum(coefficients: Tensor, intervals: int) -> Tensor:
+    """sum_k c_k cos(pi k t) at t = 0, 1 / intervals, ..., 1, by one inverse FFT.
+
+    >>> _cosine_sum(torch.tensor([1.0, 2.0], dtype=torch.float64), 4).tolist()[::2]
+    [3.0, 1.0, -1.0]
+    """
+    spectrum = torch.zeros(intervals + 1, dtype=torch.complex128)
+    spectrum[: len(coefficients)] = coefficients / 2
+    spectrum[0] *= 2
+    curve: Tensor = torch.fft.irfft(spectrum, n=2 * intervals, norm="forward")
+    return curve[: intervals + 1]
+
+
+def smooth_ece(
+    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
+) -> float:
+    """Smooth calibration error of the confidence, see `smooth_ece_of`.
+
+    >>> round(smooth_ece(torch.tensor([[1.0, 0.0]]), torch.tensor([1])), 6)  # sure and wrong
+    1.0
+    """
+    return smooth_ece_of(Ordered.of(probs, labels, logits=logits))
+
+
+# --- How well confidence tells right from wrong: what a model that may abstain would gain.
+
+
+def auroc_of(ordered: Ordered) -> float:
+    """The chance that a right row is more confident than a wrong one; ties count one half.
+
+    NaN when all rows are right or all are wrong: there is nothing to separate.
+    """
+    checked_rows(len(ordered))
+    values, run = torch.unique(ordered.confidence, return_inverse=True)
+    right = torch.bincount(run[ordered.correct], minlength=len(values)).double()
+    wrong = torch.bincount(run[~ordered.correct], minlength=len(values)).double()
+    pairs = float(right.sum() * wrong.sum())
+    below = wrong.cumsum(0) - wrong
+    return float((right * (below + wrong / 2)).sum()) / pairs if pairs else math.nan
+
+
+def aurc_of(ordered: Ordered) -> float:
+    """Area under the risk-coverage curve: the mean over k of the error of the k most confident.
+
+    Within a tied run the expected number of errors grows linearly, which `Ordered.ranked` gives.
+    """
+    n = checked_rows(len(ordered))
+    _, correct = ordered.ranked()
+    errors = (1 - correct).flip(0).cumsum(0)
+    return float((errors / torch.arange(1, n + 1)).mean())
+
+
+def e_aurc_of(ordered: Ordered) -> float:
+    """AURC above that of a perfect order at the same error e (Geifman et al., 2019).
+
+    The perfect order's area is taken in the limit of many rows, e + (1 - e) ln(1 - e); with few
+    rows a perfect order therefore ends near 0, not at it.
+    """
+    aurc = aurc_of(ordered)
+    accuracy = ordered.correct.double().mean()
+    return aurc - float(1 - accuracy + torch.xlogy(accuracy, accuracy))
+
+
+def auroc(
+    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
+) -> float:
+    """Area under the ROC curve of confidence for right against wrong, see `auroc_of`.
+
+    >>> auroc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
+    1.0
+    """
+    return auroc_of(Ordered.of(probs, labels, logits=logits))
+
+
+def aurc(
+    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
+) -> float:
+    """Area under the risk-coverage curve, see `aurc_of`."""
+    return aurc_of(Ordered.of(probs, labels, logits=logits))
+
+
+def e_aurc(
+    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
+) -> float:
+    """Excess area under the risk-coverage curve, see `e_aurc_of`."""
+    return e_aurc_of(Ordered.of(probs, labels, logits=logits))

@@ -10,8 +10,7 @@ from typing import final
 import torch
 
 from featcal.core import dist
-from featcal.metrics.inputs import Values, checked_rows
-from featcal.metrics.predictions import Predictions
+from featcal.metrics.inputs import Predictions, Values, checked_rows
 
 
 @final

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.models.base import Classifier, ConvClassifier
 from featcal.models.densenet import DenseNet
 from featcal.models.resnet import ResNet

@@ -8,9 +8,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.arguments import check_whole
-from featcal.models.base import ConvClassifier
-from featcal.models.convolution import check_blocks, conv
+from featcal.core.checks import check_whole
+from featcal.models.base import ConvClassifier, check_blocks, conv
 
 BOTTLENECK = 4  # maps between the two convolutions of a layer, for each new one
 

@@ -7,9 +7,9 @@ from typing import final
 
 from torch import nn
 
-from featcal.core.arguments import check_whole
-from featcal.models.base import ConvClassifier
-from featcal.models.convolution import (
+from featcal.core.checks import check_whole
+from featcal.models.base import (
+    ConvClassifier,
     Residual,
     check_blocks,
     conv_norm,

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featcal.core.arguments import check_whole
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError, check_whole
 from featcal.models.base import Classifier
 
 SPREAD = 0.02  # of the places' embedding at the start

@@ -12,10 +12,8 @@ from typing import final
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featcal.core.arguments import check_whole
-from featcal.core.errors import InputError
-from featcal.models.base import ConvClassifier
-from featcal.models.convolution import Residual, conv, conv_norm, conv_norm_relu, shortcut
+from featcal.core.checks import InputError, check_whole
+from featcal.models.base import ConvClassifier, Residual, conv, conv_norm, conv_norm_relu, shortcut
 
 STEM = 16  # maps of the stem, and a widening factor's worth of the first group
 

@@ -5,7 +5,6 @@
 """
 
 from featcal.page.content import Content
-from featcal.page.html import render
-from featcal.page.markdown import markdown
+from featcal.page.html import markdown, render
 
 __all__ = ["Content", "markdown", "render"]

@@ -1,8 +1,7 @@
 """Scores, comparisons and diagrams."""
 
-from featcal.report.comparison import compare
+from featcal.report.compare import Comparison, Row, compare
 from featcal.report.diagram import ReliabilityDiagram, save_comparison
-from featcal.report.rows import Comparison, Row
 from featcal.report.scores import Scores, evaluate
 
 __all__ = [

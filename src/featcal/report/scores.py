@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
 from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
 from featcal.core.calibrator import Calibrator
-from featcal.core.errors import InputError
-from featcal.core.fitting import evaluating, plain
-from featcal.core.head import as_head
-from featcal.core.survey import Facts, survey
-from featcal.core.threads import calm
+from featcal.core.checks import InputError
+from featcal.core.fit import Facts, evaluating, plain, survey
+from featcal.core.progress import calm
+from featcal.heads.head import as_head
 from featcal.metrics import (
     Bins,
     ClassBins,
@@ -28,9 +28,206 @@ from featcal.metrics import (
     debiased_ce_of,
     smooth_ece_of,
 )
-from featcal.report.bootstrap import Bootstrap, first_row
-from featcal.report.intervals import UNKNOWN, Interval, metric_interval
-from featcal.report.resample import Resamples, checked_resamples
+from featcal.report.bootstrap import Bootstrap, Resamples, checked_resamples, first_row
+
+# --- What every metric is called, how it is printed, which way is better, and where it can lie.
+
+
+@final
+@dataclass(frozen=True)
+class Column:
+    """One metric as tables show it.
+
+    Attributes:
+        name: its key in `Scores.metrics` and in JSON.
+        heading: over a column.
+        title: where there is room.
+        better: +1 where higher is better, -1 where lower is, 0 where neither is: a mean confidence
+            is no merit, and overconfidence is judged by its size, as the calibration errors are.
+        percent: whether it is shown as percent with two digits, else with four.
+        low: its smallest possible value.
+        high: its largest.
+        power: of the noise variance it grows by where all is noise, see `report/intervals.py`.
+    """
+
+    name: str
+    heading: str
+    title: str
+    better: int = -1
+    percent: bool = True
+    low: float = 0.0
+    high: float = 1.0
+    power: float = 0.5
+
+    @property
+    def unit(self) -> str:
+        """The heading with its unit, for cells that hold numbers alone."""
+        return f"{self.heading} %" if self.percent else self.heading
+
+    def number(self, value: float) -> str:
+        """The value alone: 4.68 for 0.0468, or 1.0312."""
+        if math.isnan(value):
+            return "n/a"
+        # Adding 0 turns a rounded -0.00 into 0.00.
+        return f"{round(100 * value, 2) + 0:.2f}" if self.percent else f"{round(value, 4) + 0:.4f}"
+
+    def text(self, value: float) -> str:
+        """The value with its unit: 4.68 %."""
+        number = self.number(value)
+        return f"{number} %" if self.percent and number != "n/a" else number
+
+    def merit(self, value: float) -> float:
+        """A number that is larger for the better value, by which rows are sorted."""
+        if math.isnan(value):
+            return -math.inf
+        return self.better * value if self.better else -abs(value)
+
+
+_ALL = (
+    Column("accuracy", "accuracy", "accuracy", +1),
+    Column("confidence", "confidence", "mean confidence", 0),
+    Column(
+        "overconfidence", "overconfidence", "overconfidence (confidence - accuracy)", 0, low=-1.0
+    ),
+    Column("ece", "ECE", "ECE (equal-width bins)"),
+    Column("adaptive_ece", "adaptive ECE", "adaptive ECE (equal-mass bins)"),
+    Column("classwise_ece", "classwise ECE", "classwise ECE"),
+    Column("mce", "MCE", "MCE (worst bin)"),
+    Column("rms_ce", "RMS-CE", "RMS calibration error"),
+    Column("debiased_ce", "debiased CE", "debiased RMS calibration error"),
+    # Smoothed noise of width s is as s^-1/2, and the width is the metric itself.
+    Column("smooth_ece", "smooth ECE", "smooth ECE (no bins)", power=1 / 3),
+    Column("nll", "NLL", "NLL", percent=False, high=math.inf),
+    Column("brier", "Brier", "Brier score", percent=False, high=2.0),
+    Column("auroc", "AUROC", "AUROC of correctness", +1, percent=False),
+    Column("aurc", "AURC", "AURC (area under risk-coverage)", percent=False),
+)
+COLUMNS = {column.name: column for column in _ALL}
+USUAL = ("accuracy", "ece", "adaptive_ece", "nll", "brier")
+
+
+def columns(names: tuple[str, ...] = USUAL) -> list[Column]:
+    """The columns of these metrics.
+
+    Raises:
+        InputError: for a name that no metric has.
+    """
+    for name in names:
+        if name not in COLUMNS:
+            raise InputError(f"metric is {name!r}: choose one of {', '.join(sorted(COLUMNS))}")
+    return [COLUMNS[name] for name in names]
+
+
+# --- From replicates to what a reader is told: an interval, a paired difference, a verdict.
+#
+# Binned calibration errors are biased upwards, and on a resample more so than on the data: the
+# plain
+# percentile interval may lie above the estimate altogether. docs/numerics.md says how the kind of
+# interval was chosen.
+
+LEVEL = 0.95
+# A smaller difference is no finding: the same logits by another route differ by as much.
+ROUNDING = 1e-7
+
+Verdict = Literal["better", "worse", "undecided"]
+
+
+@final
+@dataclass(frozen=True)
+class Interval:
+    """Where a value lies with 95 % confidence; NaN at both ends where the resamples cannot say."""
+
+    low: float
+    high: float
+
+    def as_json(self) -> list[float | None]:
+        """[low, high], null where there is none."""
+        return plain([self.low, self.high])  # type: ignore[no-any-return]
+
+
+UNKNOWN = Interval(math.nan, math.nan)
+
+
+def interval(estimate: float, replicates: Tensor, power: float = 0.5) -> Interval:
+    """The interval of an estimate from its replicates (b,); it always holds the estimate.
+
+    The replicates' 95 % range is shifted by their own bias onto the estimate, and lengthened on the
+    side of the truth by the bias of the estimate itself. That is the larger one: where all gaps are
+    noise, a replicate has the noise of the data and as much of its own, so a metric that grows as
+    noise variance to the power p is 2^p times as large on it, and the bias of the estimate, which
+    is then all of it, is 1 / (2^p - 1) times what the replicates show.
+
+    Args:
+        estimate: the value on the data.
+        replicates: the values on the resamples, NaN where undefined.
+        power: p; 1/2 for binned errors, 1/3 for the smooth one.
+
+    >>> interval(1.0, torch.tensor([0.5, 1.0, 1.5]))
+    Interval(low=0.525, high=1.475)
+    """
+    known = replicates[torch.isfinite(replicates)].double()
+    # Where a metric is undefined on many resamples, the others are no fair sample of them.
+    if math.isnan(estimate) or len(known) == 0 or len(known) < LEVEL * len(replicates):
+        return UNKNOWN
+    tail = (1 - LEVEL) / 2
+    low, high = known.quantile(known.new_tensor([tail, 1 - tail])).tolist()
+    mean = float(known.mean())
+    bias = (mean - estimate) / (2**power - 1)
+    return Interval(
+        estimate - max(mean - low, 0) - max(bias, 0),
+        estimate + max(high - mean, 0) - min(bias, 0),
+    )
+
+
+def metric_interval(name: str, estimate: float, replicates: Tensor) -> Interval:
+    """The interval of a metric, cut where the metric cannot lie."""
+    column = COLUMNS[name]
+    found = interval(estimate, replicates, column.power)
+    if math.isnan(found.low):
+        return found
+    return Interval(max(found.low, column.low), min(found.high, column.high))
+
+
+@final
+@dataclass(frozen=True)
+class Difference:
+    """A row against its baseline by one metric.
+
+    Attributes:
+        baseline: the recipe compared with.
+        delta: the row's value minus the baseline's.
+        interval: of delta, from the same resamples of both.
+        verdict: "better" or "worse" where the interval excludes 0, else "undecided"; None for a
+            metric of which neither more nor less is better, or without resamples.
+    """
+
+    baseline: str
+    delta: float
+    interval: Interval
+    verdict: Verdict | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form."""
+        return {
+            "baseline": self.baseline,
+            "delta": plain(self.delta),
+            "interval": self.interval.as_json(),
+            "verdict": self.verdict,
+        }
+
+
+def verdict(name: str, found: Interval) -> Verdict | None:
+    """What the interval of a difference says of a metric.
+
+    >>> verdict("ece", Interval(-0.02, -0.01)), verdict("accuracy", Interval(-0.02, -0.01))
+    ('better', 'worse')
+    """
+    better = COLUMNS[name].better
+    if better == 0 or math.isnan(found.low):
+        return None
+    if found.low <= ROUNDING and found.high >= -ROUNDING:
+        return "undecided"
+    return "better" if better * found.low > 0 else "worse"
 
 
 @final

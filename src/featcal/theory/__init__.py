@@ -6,26 +6,24 @@ formulas, and `PrintedAgainstCorrect` draws the two side by side. docs/theory.md
 """
 
 from featcal.theory import printed
-from featcal.theory.entropy import (
-    clipped_entropy,
-    entropy_gain,
-    entropy_gain_slope,
-    rectified_entropy,
-    rescaled_entropy_gain,
-    tail_entropy,
-    tipping_factor,
-)
 from featcal.theory.figure import PrintedAgainstCorrect
-from featcal.theory.removed import (
+from featcal.theory.forms import (
+    clipped_entropy,
     clipped_mass,
     clipped_mass_slope,
     energy_removed,
     energy_removed_slope,
+    entropy_gain,
+    entropy_gain_slope,
     log_clipped_mass,
+    rectified_entropy,
     relative_energy_removed,
     relative_energy_removed_slope,
+    rescaled_entropy_gain,
+    tail_entropy,
+    tipping_factor,
+    turning_point,
 )
-from featcal.theory.turning import turning_point
 
 __all__ = [
     "PrintedAgainstCorrect",

@@ -12,8 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from featcal.theory.elementwise import of_both, of_scale
-from featcal.theory.tail import Tail, half_mass
+from featcal.theory.forms import Tail, half_mass, of_both, of_scale
 
 LOG_2PIE = math.log(2 * math.pi * math.e)
 LOG_PIE = math.log(math.pi * math.e)

@@ -6,11 +6,9 @@ train(model, splits, losses.Focal(gamma=3.0), Recipe().scaled(0.1))
 """
 
 from featcal.train.engine import Engine, processes
-from featcal.train.epoch import Epoch
-from featcal.train.history import History
-from featcal.train.picture import save_history
+from featcal.train.history import Epoch, History, save_history
+from featcal.train.loop import train
 from featcal.train.recipe import Recipe, published_loss
-from featcal.train.run import train
 
 __all__ = [
     "Engine",

@@ -13,7 +13,7 @@ import torch.distributed as torch_dist
 from torch import nn
 
 from featcal.core import dist
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.train.step import Network
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -14,10 +14,10 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.core.progress import listen
 from featcal.data import Pack, import_files, import_npz, read_files
-from featcal.data.reading.named_arrays import CHUNK_ROWS
+from featcal.data.arrays import CHUNK_ROWS
 
 NAMES = ["cat", "dog", "a, b"]
 FORMATS = ["npz", "npy", "safetensors", "csv", "tsv", "parquet", "lists"]

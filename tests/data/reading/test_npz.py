@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.data import import_npz
 
 SHARED = Path(__file__).parents[3].parent / "shared"

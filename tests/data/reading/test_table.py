@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from featcal.core.errors import InputError
+from featcal.core.checks import InputError
 from featcal.data import import_files, read_files
-from featcal.data.reading import table
+from featcal.data import tables as table
 
 PLAIN = "cat,dog,label\n0.5,1.5,0\n-1,2,1\n"
 

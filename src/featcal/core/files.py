@@ -1,0 +1,136 @@
+"""Files appear whole or not at all: written under a temporary name, then renamed.
+
+What is renamed lies on the disk by then, so that this holds for a machine that loses power, too.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from featcal.core.checks import InputError
+
+OVERWRITE = "choose another name, or overwrite it with overwrite=True"
+REMOVE = "choose another name, or remove it first"  # a folder is never replaced
+LOCK = ".lock"
+LEFT_OVER = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the names that mkdtemp makes here
+
+
+def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
+    """Refuses an output path that exists, or whose folder does not exist or cannot be written."""
+    path = Path(path)
+    if path.is_dir() and overwrite:
+        raise InputError(f"output {path} is a folder: choose another name")
+    if (path.exists() or path.is_symlink()) and not overwrite:
+        raise InputError(f"output {path} exists: {remedy}")
+    parent = path.absolute().parent
+    if not parent.is_dir():
+        raise InputError(f"output folder {parent} does not exist: create it first")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"output folder {parent} cannot be written: choose another")
+    return path
+
+
+def _temporary_folder(path: Path) -> Path:
+    """A hidden folder beside the path, so that the last step is a rename on one file system."""
+    return Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.absolute().parent))
+
+
+def left_over_of(path: Path) -> str | None:
+    """The name of the file that a killed process was writing in this folder; None if none was."""
+    found = LEFT_OVER.fullmatch(path.name)
+    return found[1] if found and path.is_dir() and not path.is_symlink() else None
+
+
+@contextmanager
+def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; on success it is renamed to `path`, else removed."""
+    path = check_free(path, overwrite=overwrite)
+    folder = _temporary_folder(path)
+    try:
+        temporary = folder / path.name
+        yield temporary
+        _flush(temporary)
+        temporary.chmod(0o666 & ~_umask())  # some writers leave 0600, which hides it from others
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flush(path: Path) -> None:
+    """Waits until the content is on the disk and not only on its way."""
+    file = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # the only way to read it is to set it
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; on success it is renamed to `path`, else removed."""
+    path = check_free(path, remedy=REMOVE)
+    folder = _temporary_folder(path)
+    try:
+        folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
+        yield folder
+        for file in filter(Path.is_file, folder.rglob("*")):
+            _flush(file)
+        os.rename(folder, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time in a folder; the lock of a process that is killed goes with it."""
+    try:
+        import fcntl
+    except ImportError:  # pragma: no cover - Windows has no such locks
+        yield
+        return
+    while True:
+        file = _opened_lock(folder)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            raise InputError(
+                f"{folder} is being written by another process: wait for it or choose another name"
+            ) from error
+        if _is_still(file, folder / LOCK):
+            break
+        os.close(file)
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+def _opened_lock(folder: Path) -> int:
+    try:
+        return os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    except PermissionError as error:
+        raise InputError(
+            f"{folder} cannot be written to: check its permissions or choose another name"
+        ) from error
+
+
+def _is_still(file: int, path: Path) -> bool:
+    """Whether an open file is the one at a path: whoever had the lock before may have removed it.
+
+    The lock on a file that is gone keeps nobody out, for the next comer makes a new one.
+    """
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,334 @@
+"""The last layer as a calibrator sees it: rows of features in, rows of two or more logits out.
+
+Networks differ in what that layer takes and gives: (n, d), a token each (n, t, d), an image of
+1 x 1 pixels (n, d, 1, 1), one logit for two classes. This is the one file that knows. A layer put
+into a model keeps its own shapes and its own names in the `state_dict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Self, final
+
+import torch
+from torch import Tensor, nn
+
+from featcal.core.batch import Head, one_logit, two_classes, wide
+from featcal.core.checks import InputError
+
+if TYPE_CHECKING:
+    from featcal.core.calibrator import Calibrator
+
+# --- Stands in for a layer of a model, under the names the layer's tensors have by themselves.
+#
+# The layer itself is no child of the wrapper. Both have the same tables of parameters and buffers,
+# and the layer's children are the wrapper's, so that `fc.weight` is called so wherever torch asks
+# for
+# a name: in a `state_dict`, in `named_parameters`, in a checkpoint, in `functional_call`.
+
+TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
+
+
+class Wrapper(nn.Module):
+    """A layer with a calibrator beside it.
+
+    Attributes the wrapper lacks are the layer's, so that `model.fc.in_features` still answers.
+    """
+
+    _layer: nn.Module
+    _is_replica = False  # what nn.DataParallel sets in the copies it makes
+
+    def __init__(self, layer: nn.Module, calibrator: Calibrator) -> None:
+        super().__init__()
+        if "calibrator" in layer._modules:
+            raise InputError("the layer has a part called calibrator already: rename it")
+        self.__dict__["_layer"] = layer  # as an attribute it would become a child
+        for table in TABLES:
+            self.__dict__[table] = layer.__dict__[table]
+        self._modules.update(layer._modules)
+        self.calibrator = calibrator
+
+    @property
+    def uncalibrated(self) -> nn.Module:
+        """The layer itself, as it was before."""
+        if self._is_replica:
+            self._complete_replica()
+        return self._layer
+
+    @property
+    def training(self) -> bool:
+        """The layer's own flag, whoever sets it, and through whom."""
+        layer = self.__dict__.get("_layer")
+        return True if layer is None else layer.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        layer = self.__dict__.get("_layer")
+        if layer is not None:  # torch sets a flag before there is a layer
+            layer.training = mode
+
+    def train(self, mode: bool = True) -> Self:
+        """Sets the mode of the layer, as the layer does it, and of the calibrator."""
+        self._layer.train(mode)
+        for part in self._added():
+            part.train(mode)
+        return self
+
+    def extra_repr(self) -> str:
+        """The layer; its parts are shown among the wrapper's own."""
+        return f"{type(self._layer).__name__}({self._layer.extra_repr()})"
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the layer has
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            layer = self.__dict__.get("_layer")
+            if layer is None or name.startswith("__"):
+                raise
+            return getattr(layer, name)
+
+    def _added(self) -> Iterator[nn.Module]:
+        """The children that are not the layer's."""
+        own = set(map(id, self._layer._modules.values()))
+        return (part for part in self.children() if id(part) not in own)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._layer._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for part in self._added() if recurse else ():
+            part._apply(fn)  # type: ignore[no-untyped-call]
+        return self
+
+    def _save_to_state_dict(self, *args: Any) -> None:  # noqa: ANN401
+        self._layer._save_to_state_dict(*args)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        *args: Any,  # noqa: ANN401
+    ) -> None:
+        """Also takes the state of the model without a calibrator, and then keeps its own."""
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, *args)
+        place = f"{prefix}calibrator."
+        beside = {key: state_dict.pop(key) for key in [*state_dict] if key.startswith(place)}
+        self._layer._load_from_state_dict(state_dict, prefix, *args)
+        kept = {place + key: value for key, value in self.calibrator.state_dict().items()}
+        state_dict.update(beside or kept)
+
+    def _replicate_for_data_parallel(self) -> Self:
+        replica = super()._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        replica.__dict__["_layer"] = self._layer._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
+        return replica  # type: ignore[no-any-return]
+
+    def _complete_replica(self) -> None:
+        """Gives the layer of a copy the tensors that nn.DataParallel put into the copy alone."""
+        vars(self._layer).update(self._former_parameters)
+        own = {name: self._modules[name] for name in self._layer._modules}
+        vars(self._layer).update(_buffers=self._buffers, _modules=own)
+
+
+CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Nothing in eval mode, where fits run; a subclass may drop units there too, and is none of these.
+INERT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+
+
+def is_pointwise_conv(layer: object) -> bool:
+    """Whether a layer is a linear map of the channels of every pixel: a 1 x 1 convolution."""
+    if not isinstance(layer, CONV) or layer.groups != 1:
+        return False
+    padded = not isinstance(layer.padding, str) and any(layer.padding)
+    return set(layer.kernel_size) == set(layer.stride) == {1} and not padded
+
+
+def is_linear(layer: object) -> bool:
+    """Whether a layer is a linear map: an `nn.Linear`, or a 1 x 1 convolution."""
+    return isinstance(layer, nn.Linear) or is_pointwise_conv(layer)
+
+
+def channels(layer: object, features: Tensor) -> int | None:
+    """The axis a layer works along, every other position for itself; None for whole samples.
+
+    It is counted from the last one, because layers also take one sample without a batch axis.
+    """
+    if isinstance(layer, Wrapper):
+        layer = layer.uncalibrated
+    if type(layer) is nn.Sequential:
+        axes = {channels(part, features) for part in layer if type(part) not in INERT}
+        return axes.pop() if len(axes) == 1 else None
+    if isinstance(layer, nn.Identity):
+        return None if features.ndim == 1 else -1  # (n,) are the single logits of n samples
+    if is_pointwise_conv(layer):
+        assert isinstance(layer, CONV)
+        return -1 - len(layer.kernel_size)
+    return -1 if isinstance(layer, nn.Linear) else None
+
+
+def as_head(layer: Head | None, sample: torch.Size | None = None) -> Head | None:
+    """A head of rows, (n, d) -> (n, k) with k of at least 2, made of any last layer.
+
+    Args:
+        layer: the layer, or any function of features; None stays None.
+        sample: the shape of one sample's features where the layer takes more than (n, d).
+    """
+    if layer is None or isinstance(layer, RowHead):
+        return layer
+    linear = linear_view(layer)
+    return RowHead(layer, sample) if linear is None else linear
+
+
+def linear_view(layer: object) -> nn.Linear | None:
+    """The plain `nn.Linear` that does what this layer does; None when it is no linear layer.
+
+    It has the layer's weights, in float32 or wider. Dropout before the last layer is common, and
+    does nothing in eval mode. A layer with hooks, or of a class of its own, may compute anything.
+    """
+    if type(layer) is nn.Sequential and not _altered(layer):
+        parts = [part for part in layer if type(part) not in INERT or _altered(part)]
+        return linear_view(parts[0]) if len(parts) == 1 else None
+    if not (type(layer) is nn.Linear or (type(layer) in CONV and is_pointwise_conv(layer))):
+        return None
+    assert isinstance(layer, (nn.Linear, *CONV))
+    if _altered(layer):
+        return None
+    if type(layer) is nn.Linear and layer.out_features > 1 and layer.weight.dtype.itemsize >= 4:
+        return layer
+    bias = None if layer.bias is None else wide(layer.bias)
+    return linear_of(wide(layer.weight).flatten(1), bias)
+
+
+def _altered(layer: nn.Module) -> bool:
+    """Whether something of the layer's own comes between its class and what it computes."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks) or "forward" in vars(layer)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """An `nn.Linear` of these weights, with a row of zeros for class 0 where there is one row."""
+    if len(weight) == 1:
+        weight = torch.cat([torch.zeros_like(weight), weight])
+        bias = None if bias is None else torch.cat([torch.zeros_like(bias), bias])
+    # On the meta device no weights are drawn, so that the random state stays as it was.
+    made = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return made.eval()
+
+
+def rows_of(layer: object, features: Tensor) -> Tensor:
+    """What enters or leaves a layer, as rows (m, d): a row a position, or a row a sample."""
+    axis = channels(layer, features)
+    if axis is None:
+        return features.flatten(1) if features.ndim > 1 else features[:, None]
+    return features.movedim(axis, -1).reshape(-1, features.shape[axis])
+
+
+def head_logits(features: Tensor, head: Head) -> Tensor:
+    """What a head makes of rows, in float32 or wider, and with two columns at least."""
+    return two_classes(wide(head(features)))
+
+
+def sample_shape(layer: object, features: Tensor) -> torch.Size | None:
+    """The shape a layer wants of each row; None when it takes rows as they are."""
+    axis = channels(layer, features)
+    if axis is None:
+        return None if features.ndim == 2 else features.shape[1:]
+    return None if axis == -1 else torch.Size((features.shape[axis], *[1] * (-1 - axis)))
+
+
+def logits_of(layer: Head, rows: Tensor, sample: torch.Size | None) -> Tensor:
+    """What a layer gives for rows (m, d), each of which is a sample of that shape."""
+    return layer(rows if sample is None else rows.reshape(-1, *sample))
+
+
+def logit_rows(given: Tensor) -> Tensor:
+    """What a layer gave for samples, as rows (n, k) with k of at least 2.
+
+    More than one row a sample, such as (n, t, k), is refused: which of them are the classes?
+    """
+    sizes = tuple(given.shape[1:])
+    if len(sizes) > 1 and sum(size != 1 for size in sizes) > 1:
+        raise InputError(
+            f"the last layer gives values of shape {sizes} for a sample: name a layer that gives "
+            "one logit a class with head="
+        )
+    return two_classes(given if given.ndim < 3 else given.flatten(1))
+
+
+@final
+class RowHead(nn.Module):
+    """Any layer or function as a head of rows; as a module, its device and mode are known."""
+
+    def __init__(self, layer: Head, sample: torch.Size | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.sample = sample
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits (m, k) of rows (m, d)."""
+        weights = self.parameters()  # features come in float32, a layer may want fewer digits
+        dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), rows.dtype)
+        return logit_rows(logits_of(self.layer, rows.to(dtype), self.sample))
+
+
+def autocasts(kind: str) -> bool:
+    """Whether the caller asked for mixed precision on devices of this kind."""
+    return kind != "meta" and torch.is_autocast_enabled(kind)
+
+
+@final
+class CalibratedHead(Wrapper):
+    """features -> calibrated logits; takes the place of a classifier's last layer.
+
+    It takes and gives what the layer does: (n, d) to (n, k), or a row a token, or a 1 x 1 image; a
+    layer with one logit gives one calibrated logit.
+    """
+
+    def __init__(self, head: nn.Module | None, calibrator: Calibrator) -> None:
+        if head is None and calibrator.needs_features:
+            raise InputError(
+                f"{calibrator!r} works on features: pass the classifier's last layer to wrap()"
+            )
+        super().__init__(nn.Identity() if head is None else head, calibrator)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Calibrated logits of what enters the layer, in the shape in which it gives its own."""
+        kind = features.device.type
+        if not autocasts(kind):
+            return self._calibrated(features, self.uncalibrated)
+        dtype = torch.get_autocast_dtype(kind)
+
+        def layer(rows: Tensor) -> Tensor:
+            with torch.autocast(kind, dtype):
+                return self.uncalibrated(rows)  # type: ignore[no-any-return]
+
+        # Mixed precision is for the network: a calibrator's few sums need all their digits.
+        with torch.autocast(kind, enabled=False):
+            return self._calibrated(features, layer)
+
+    def _calibrated(self, features: Tensor, call: Head) -> Tensor:
+        """The same, where `call` runs the layer."""
+        layer = self.uncalibrated
+        if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
+            return self.calibrator(features, call)  # type: ignore[no-any-return]
+        sample = sample_shape(layer, features)
+        given: list[torch.Size] = []
+
+        def head(rows: Tensor) -> Tensor:
+            own = logits_of(call, rows, sample)
+            given.append(own.shape[1:])
+            return logit_rows(own)
+
+        logits = self.calibrator(rows_of(layer, features), head)
+        if given[-1].numel() == 1:
+            logits = one_logit(logits)
+        return _restored(logits, layer, features, given[-1])
+
+
+def _restored(logits: Tensor, layer: nn.Module, features: Tensor, given: torch.Size) -> Tensor:
+    """Logits (m, k) in the shape in which the layer gives its own."""
+    axis = channels(layer, features)
+    if axis is None:
+        return logits.reshape(-1, *given)
+    positions = features.movedim(axis, -1).shape[:-1]
+    return logits.reshape(*positions, logits.shape[1]).movedim(-1, axis)
