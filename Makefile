@@ -49,11 +49,13 @@ examples: $(VENV)/.examples
 
 reproduce: $(VENV)/.demo
 	$(BIN)/python experiments/reproduction.py
+	$(BIN)/python experiments/paper_tables.py
+	$(BIN)/python experiments/paper_docs.py
 
 grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
-	$(BIN)/python experiments/training_docs.py
-	$(BIN)/python experiments/training_figures.py
+	$(BIN)/python experiments/paper_tables.py
+	$(BIN)/python experiments/paper_docs.py
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py

@@ -32,17 +32,15 @@ import torch
 from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 
-from featcal.datasets import images as split
-from featcal.datasets import load_images, normalisations
+from featcal.datasets import load_images, normalisations, split
 from featcal.losses import CE
 from featcal.models import MODELS, build
 from featcal.report.compare import versions
 from featcal.train import Engine, Recipe, train
-from featcal.train.engine import COMPILER, known_options
+from featcal.train.engine import COMPILER, Feed, known_options, set_rate
 from featcal.train.history import Batches, Watched, outputs
 from featcal.train.loop import Trainer, full_precision
 from featcal.train.recipe import Plan
-from featcal.train.step import Feed, set_rate
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-train.json"
 ROUNDS = 5  # times that each loop is timed

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from featcal.metrics.columns import COLUMNS
 from featcal.report.compare import versions
-from featcal.report.paper import Grid
-from featcal.report.scores import COLUMNS
+from featcal.report.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
@@ -112,7 +112,7 @@ def recipe_grid(rows, best, title=""):
     """The recipes of one network: the choice by val in the first column, test scores after it."""
     headings = ["recipe", "val NLL", *(COLUMNS[name].unit for name in SCORES), "fitted"]
     lines = [_recipe_line(row, place == best) for place, row in enumerate(rows)]
-    return Grid(title, tuple(headings), tuple(lines))
+    return Table(title, tuple(headings), tuple(lines))
 
 
 def _recipe_line(row, best):

@@ -30,7 +30,7 @@ from imagenet_tables import parts
 from recipe_trials import PROTOCOL, bins_json, chosen, trials
 
 import featcal
-from featcal.cli.shared import progress_bar
+from featcal.cli.app import progress_bar
 
 NAME, PACK = "efficientnet-lite0", "imagenet5k-efficientnet_lite0.npz"
 PACKAGES = (

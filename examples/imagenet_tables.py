@@ -2,8 +2,8 @@
 
 from example_pages import made_text, named, recipe_grid
 
-from featcal.report.paper import Grid
-from featcal.report.scores import COLUMNS
+from featcal.metrics.columns import COLUMNS
+from featcal.report.tables import Table
 
 
 def parts(results):
@@ -39,7 +39,7 @@ def photo_grid(photos):
             name = f"`{photo['photo']}`" if place == 0 else ""
             chances = (f"{photo[when][place]:.1%}" for when in ("before", "after"))
             rows.append((name, its["name"], *chances))
-    return Grid("", ("photograph", "class", "before", "after"), tuple(rows))
+    return Table("", ("photograph", "class", "before", "after"), tuple(rows))
 
 
 def check_grid(results):
@@ -56,7 +56,7 @@ def check_grid(results):
         (f"ONNX Runtime, {parity['rows']} pieces of photographs", _apart(parity["max_difference"])),
         ("predictions that differ there", str(parity["predictions_changed"])),
     )
-    return Grid("", ("check", "found"), rows)
+    return Table("", ("check", "found"), rows)
 
 
 def _apart(value):

@@ -2,8 +2,8 @@
 
 from example_pages import made_text, named, recipe_grid
 
-from featcal.report.paper import Grid
-from featcal.report.scores import COLUMNS
+from featcal.metrics.columns import COLUMNS
+from featcal.report.tables import Table
 
 TITLES = {"linear": "linear", "mlp": "one hidden layer"}
 OVER_SEEDS = ("none", "temperature", "clip | temperature")
@@ -40,7 +40,7 @@ def set_grid(sets):
             (name, str(told["intents"]), *sizes, outside, str(told["test_questions_in_train"]))
         )
     headings = ("set", "intents", "train", "val", "test", "out of scope", "of test also in train")
-    return Grid("", headings, tuple(rows))
+    return Table("", headings, tuple(rows))
 
 
 def head_grid(cases):
@@ -53,7 +53,7 @@ def head_grid(cases):
         shares = (f"{value:.2%}" for value in (case["train_accuracy"], accuracy, sure))
         head = f"{case['set']}, {TITLES[case['head']]}"
         rows.append((head, *shares, named(after), *pairs))
-    return Grid(
+    return Table(
         "",
         (
             "head",
@@ -104,7 +104,7 @@ def scope_grid(cases):
         *("head", "recipe", "AUROC", "change"),
         *("out of scope above 0.5", "above 0.9", "in scope above 0.5", "above 0.9"),
     )
-    return Grid("", headings, tuple(rows))
+    return Table("", headings, tuple(rows))
 
 
 def _scope_cells(scope):
@@ -131,7 +131,7 @@ def quoted_grid(found):
         chances = (f"{row[when]:.1%}" for when in ("before", "after"))
         rows.append((kind, row["question"], f"`{row['intent']}`", *chances))
     headings = ("", "question that no intent covers", "answered as", "before", "after")
-    return Grid("", headings, tuple(rows))
+    return Table("", headings, tuple(rows))
 
 
 def seed_grid(cases):
@@ -144,7 +144,7 @@ def seed_grid(cases):
         if _has_scope(same[0]):
             scope = (_range(same, r, lambda row: row["scope"]["auroc"], 4) for r in OVER_SEEDS[:2])
         rows.append((f"{key[0]}, {TITLES[key[1]]}", str(len(same)), *errors, *scope))
-    return Grid(
+    return Table(
         "",
         (
             *("head", "seeds", *(f"ECE %, `{recipe}`" for recipe in OVER_SEEDS)),

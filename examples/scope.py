@@ -6,7 +6,7 @@ In scope are test questions of the classifier's own intents, out of scope those 
 import torch
 
 from featcal.metrics.ordered import Ordered, auroc_of
-from featcal.report.scores import interval, verdict
+from featcal.report.bootstrap import interval, verdict
 
 LEVELS = (0.5, 0.9)
 STEPS = 20  # bars of a histogram of confidence

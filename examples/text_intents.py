@@ -30,7 +30,7 @@ from scope import scope_entry
 
 import featcal
 from featcal import Batch
-from featcal.cli.shared import progress_bar
+from featcal.cli.app import progress_bar
 from featcal.report.scores import calibrated_logits
 
 PACKAGES = (PACKAGE, "transformers", "tokenizers", "onnx", "onnxruntime")

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from featcal import Batch, evaluate
-from featcal.report.scores import COLUMNS, interval
+from featcal.metrics.columns import COLUMNS
+from featcal.report.bootstrap import interval
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "interval-coverage.json"

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from reproduction_docs import fill
+from paper_docs import fill
 
 import featcal
 from featcal import theory

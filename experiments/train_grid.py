@@ -20,8 +20,7 @@ import torch
 
 import featcal
 from featcal.analysis import LayerAblation
-from featcal.datasets import images as split
-from featcal.datasets import load_images, normalisations
+from featcal.datasets import load_images, normalisations, split
 from featcal.losses import parse_loss
 from featcal.models import build
 from featcal.report.compare import versions

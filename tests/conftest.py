@@ -6,11 +6,10 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+from contract_cases import make_world
 from model_packages import declare_boxes
-from torch import nn
 
 from featcal import Batch, demo_pack
 
@@ -52,7 +51,7 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 20, 20)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     """Tensors here are small: on a busy machine threads would only wait for each other."""
     threads = torch.get_num_threads()
@@ -87,29 +86,5 @@ def demo():
 
 @pytest.fixture(scope="session")
 def made():
-    """Makes a linear classifier that is overconfident because some activations are too large.
-
-    The labels follow the logits of features clipped at `knee`, divided by `heat`; the network's
-    own logits use the features as they are.
-    """
-
-    def make(n=2500, d=24, k=5, *, knee=1.5, heat=1.0, signed=False, seed=0):
-        draw = np.random.default_rng(seed)
-        features = draw.standard_t(3, size=(n, d)) * 1.2
-        if not signed:
-            features = np.maximum(features, 0)
-        weight = draw.normal(size=(k, d)) * 0.7
-        bias = draw.normal(size=k) * 0.3
-        true = (np.clip(features, -knee, knee) @ weight.T + bias) / heat
-        labels = (true + draw.gumbel(size=true.shape)).argmax(1)
-        head = nn.Linear(d, k, device="meta")
-        head.weight = nn.Parameter(torch.tensor(weight, dtype=torch.float32))
-        head.bias = nn.Parameter(torch.tensor(bias, dtype=torch.float32))
-        features = torch.tensor(features, dtype=torch.float32)
-        with torch.no_grad():
-            logits = head(features)
-        return SimpleNamespace(
-            features=features, logits=logits, labels=torch.tensor(labels), head=head
-        )
-
-    return make
+    """Makes a linear classifier that is overconfident because some activations are too large."""
+    return make_world

@@ -10,18 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import featcal
-from featcal import (
-    Batch,
-    FeatureClip,
-    InputError,
-    ReliabilityDiagram,
-    Temperature,
-    attach,
-    collect,
-    find_head,
-)
+from featcal import Batch, FeatureClip, InputError, Temperature, attach, collect, find_head
 from featcal.heads.head import CalibratedHead
-from featcal.metrics import Bins, ece
 
 
 class Net(nn.Module):
@@ -67,7 +57,7 @@ def model(trained):
 
 @pytest.fixture(scope="module")
 def loader():
-    return DataLoader(TensorDataset(*blobs(2200, 2)), batch_size=128)
+    return DataLoader(TensorDataset(*blobs(1100, 2)), batch_size=128)
 
 
 def nll(model, x, y):
@@ -76,10 +66,7 @@ def nll(model, x, y):
         return float(F.cross_entropy(model(x), y))
 
 
-# --- README 1: calibrate ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recipe", ["clip | temperature", "temperature", "clip"])
+@pytest.mark.parametrize("recipe", ["clip | temperature", "temperature"])
 def test_same_class_same_weights_better_probabilities(model, loader, recipe):
     model.train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
@@ -100,17 +87,13 @@ def test_same_class_same_weights_better_probabilities(model, loader, recipe):
 
 
 def test_the_default_recipe_and_a_calibrator_as_recipe(model, loader):
-    by_default = featcal.calibrate(model, loader)
+    by_default = featcal.calibrate(model, loader, mode="sequential")
     assert repr(by_default.fc.calibrator) == "clip | temperature"
+    assert by_default.fc.calibrator.report.mode == "sequential"
     mine = Temperature()
     by_hand = featcal.calibrate(model, loader, mine)
     assert by_hand.fc.calibrator is mine
     assert mine.report is not None
-
-
-def test_the_mode_is_passed_on(model, loader):
-    found = featcal.calibrate(model, loader, mode="sequential")
-    assert found.fc.calibrator.report.mode == "sequential"
 
 
 def test_a_calibrated_model_is_refused_a_second_time(model, loader):
@@ -147,7 +130,7 @@ def test_a_model_on_the_gpu_is_calibrated_there(model, loader):
     torch.testing.assert_close(logits.cpu(), reference, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("rows", "seed"), [(500, 2), (1000, 2), (2200, 2), (2500, 8), (3000, 2)])
+@pytest.mark.parametrize(("rows", "seed"), [(500, 2), (2500, 8)])
 def test_the_clip_of_a_small_trained_network_is_the_best_one(model, rows, seed):
     """Two valleys: a shallow one where little is clipped, and the true one far below."""
     (batch,) = collect(model, [blobs(rows, seed)])
@@ -160,52 +143,6 @@ def test_the_clip_of_a_small_trained_network_is_the_best_one(model, rows, seed):
 
     lowest = min(map(score, torch.logspace(-2, math.log10(30), 400).tolist()))
     assert score(float(found.threshold)) <= lowest + 1e-4
-
-
-# --- collect ----------------------------------------------------------------------------------
-
-
-def test_collect_keeps_the_very_tensors_and_restores_every_mode(model, loader):
-    model.train()
-    model.body[3].eval()
-    flags = [module.training for module in model.modules()]
-    statistics = model.body[1].running_mean.clone()
-    data = collect(model, loader)
-    assert [module.training for module in model.modules()] == flags
-    assert torch.equal(model.body[1].running_mean, statistics)
-    assert len(model.fc._forward_hooks) == 0
-    assert sum(map(len, data)) == 2200
-    model.eval()
-    x, y = blobs(2200, 2)
-    with torch.no_grad():
-        features = model.body(x).relu()
-        logits = model(x)
-    torch.testing.assert_close(torch.cat([b.features for b in data]), features)
-    torch.testing.assert_close(torch.cat([b.logits for b in data]), logits)
-    assert torch.equal(torch.cat([b.labels for b in data]), y)
-    assert not any(b.logits.requires_grad or b.features.requires_grad for b in data)
-
-
-def test_collect_takes_any_iterable_also_once(model):
-    x, y = blobs(30, 4)
-    data = collect(model, ((x[i : i + 10], y[i : i + 10].tolist()) for i in (0, 10, 20)))
-    assert [len(batch) for batch in data] == [10, 10, 10]
-    assert all(batch.labels.dtype == torch.int64 for batch in data)
-
-
-def test_an_empty_loader_is_refused(model):
-    with pytest.raises(InputError, match="loader is empty"):
-        collect(model, [])
-
-
-def test_a_head_that_is_not_the_output_is_refused(model, loader):
-    with pytest.raises(InputError, match=r"output of 'body\.4' is not the model's output"):
-        collect(model, loader, head="body.4")
-    model.train()
-    with pytest.raises(InputError):
-        collect(model, loader, head="body.0")
-    assert model.training
-    assert len(model.body[0]._forward_hooks) == 0
 
 
 @pytest.mark.parametrize("ending", [torch.softmax, torch.log_softmax])
@@ -229,31 +166,6 @@ def test_a_model_that_gives_probabilities_is_calibrated_before_its_softmax(model
         torch.testing.assert_close(found(x), ending(bare(x), 1))
         assert torch.equal(soft.eval()(x), ending(model.eval()(x), 1))
     assert find_head(soft, inputs=x) == "inner.fc"
-
-
-def test_a_head_that_is_added_up_or_runs_twice_or_never_is_refused(loader):
-    class Added(Net):
-        def forward(self, x):
-            return super().forward(x) + super().forward(x)
-
-    with pytest.raises(InputError, match=r"no linear layer makes the model's output.*fc \(4,\)"):
-        collect(Added(), loader)
-
-    class Twice(Net):
-        def forward(self, x):
-            super().forward(-x)
-            return super().forward(x)
-
-    with pytest.raises(InputError, match="'fc' ran 2 times in one forward pass"):
-        collect(Twice(), loader)
-
-    class Never(Net):
-        def forward(self, x):
-            return self.body(x)
-
-    assert collect(Never(), loader).path == "body.4"  # proved, against the name
-    with pytest.raises(InputError, match=r"'fc' is not the model's output: that is 'body\.4'"):
-        collect(Never(), loader, head="fc")
 
 
 def test_a_model_that_keeps_another_way_to_its_head_is_refused(model, loader):
@@ -322,9 +234,6 @@ def test_the_loader_may_have_any_form(model, loader):
     assert torch.equal(found.eval()(x), expected(x))
 
 
-# --- README 2, 4, 5 ---------------------------------------------------------------------------
-
-
 def test_the_same_in_parts(model, loader):
     data = collect(model, loader)
     calibrator = (FeatureClip() | Temperature()).fit(data, model.fc)
@@ -337,67 +246,15 @@ def test_the_same_in_parts(model, loader):
     assert find_head(model) == "fc"
 
 
-def test_measuring(model, loader):
-    x, y = blobs(2000, 3)
-    model.eval()
-    with torch.no_grad():
-        probs = model(x).softmax(-1)
-    whole = ece(probs, y)
-    assert 0 < whole < 1
-    shards = Bins.of(probs[:700], y[:700]) + Bins.of(probs[700:], y[700:])
-    assert shards.ece == pytest.approx(whole, abs=1e-9)
-    assert ReliabilityDiagram.of(probs, y) is not None
-
-
-def test_keeping(model, loader, tmp_path):
-    calibrator = featcal.calibrate(model, loader).fc.calibrator
-    path = featcal.save(calibrator, tmp_path / "cal.safetensors")
-    again = attach(model, featcal.load(path)).eval()
-    x, _ = blobs(50, 5)
-    assert torch.equal(again(x), attach(model, calibrator).eval()(x))
-
-
-# --- evaluate and compare ---------------------------------------------------------------------
-
-
-def test_evaluate_scores_what_the_model_gives(model, loader):
-    test = collect(model, DataLoader(TensorDataset(*blobs(2000, 3)), batch_size=500))
-    calibrator = featcal.calibrate(model, loader).fc.calibrator
-    found = attach(model, calibrator)
-    x, y = blobs(2000, 3)
+def test_evaluate_scores_what_the_calibrated_model_gives(model, loader):
+    x, y = blobs(1000, 3)
+    test, found = collect(model, [(x, y)]), featcal.calibrate(model, loader)
+    calibrator = found.fc.calibrator
     scores = featcal.evaluate(test, calibrator, model.fc)
-    assert scores.n == 2000
+    assert scores.n == 1000
     assert scores.metrics["nll"] == pytest.approx(nll(found, x, y), abs=1e-5)
-    plain = featcal.evaluate(test, head=model.fc)
-    assert plain.metrics["nll"] == pytest.approx(nll(model, x, y), abs=1e-5)
-    assert scores.metrics["ece"] < plain.metrics["ece"]
-
-
-def test_evaluate_refuses_a_feature_calibrator_without_a_head(model, loader):
-    data = collect(model, loader)
-    calibrator = FeatureClip().fit(data, model.fc)
-    assert math.isfinite(float(calibrator.threshold))
+    assert featcal.evaluate(test, head=model.fc).metrics["nll"] == pytest.approx(nll(model, x, y))
     with pytest.raises(InputError, match="head"):
-        featcal.evaluate(data, calibrator)
-
-
-def test_evaluate_refuses_a_feature_calibrator_without_features(model, loader):
-    data = collect(model, loader)
-    calibrator = FeatureClip().fit(data, model.fc)
-    bare = [Batch(batch.logits, batch.labels) for batch in data]
+        featcal.evaluate(test, calibrator)
     with pytest.raises(InputError, match="features"):
-        featcal.evaluate(bare, calibrator, model.fc)
-
-
-def test_compare_fits_each_recipe_for_itself(model, loader):
-    fit = collect(model, loader)
-    test = collect(model, DataLoader(TensorDataset(*blobs(2000, 3)), batch_size=500))
-    rows = featcal.compare(fit, test, head=model.fc)
-    assert [row.recipe for row in rows] == ["none", "temperature", "clip", "clip | temperature"]
-    by_name = {row.recipe: row.scores.metrics["nll"] for row in rows}
-    assert by_name["temperature"] < by_name["none"]
-    alone = Temperature().fit(fit, model.fc)
-    scores = featcal.evaluate(test, alone, model.fc)
-    assert by_name["temperature"] == pytest.approx(scores.metrics["nll"], abs=1e-9)
-    assert rows[0].calibrator is None
-    assert rows[3].calibrator.report.mode == "sequential"
+        featcal.evaluate([Batch(test[0].logits, y)], calibrator, model.fc)

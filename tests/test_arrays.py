@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import subprocess
 import sys
 
 import numpy as np
@@ -24,10 +23,10 @@ from featcal.core.batch import CHUNK_ROWS
 def scores():
     """Overconfident logits (n, 4) of labels 0 to 3, and as many to test on."""
     draw = np.random.default_rng(0)
-    true = draw.normal(size=(1200, 4)) * 1.5
+    true = draw.normal(size=(600, 4)) * 1.5
     labels = (true + draw.gumbel(size=true.shape)).argmax(1)
     logits = true * 2.5
-    return logits[:800], labels[:800], logits[800:], labels[800:]
+    return logits[:400], labels[:400], logits[400:], labels[400:]
 
 
 @pytest.fixture(scope="module")
@@ -68,17 +67,17 @@ def test_the_three_lines_are_temperature_scaling(scores):
     assert estimator.score(test, test_labels, sample_weight=weight) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("recipe", ["temperature", "isotonic", "histogram | temperature"])
+@pytest.mark.parametrize("recipe", ["isotonic", "histogram | temperature"])
 def test_it_gives_what_the_calibrator_gives_bit_for_bit(scores, recipe):
     logits, labels, test, _ = scores
     estimator = Calibrated(recipe).fit(logits, labels)
     plain = featcal.parse(recipe).fit(Batch(torch.tensor(logits), torch.tensor(labels)))
     expected = plain(torch.tensor(test), nn.Identity()).softmax(1).numpy()
     np.testing.assert_array_equal(estimator.predict_proba(test), expected)
-    assert estimator.report_.recipe == recipe
     assert estimator.report_ is estimator.calibrator_.report
-    again = Calibrated(recipe).fit(logits, labels)
-    np.testing.assert_array_equal(again.predict_proba(test), expected)
+    assert estimator.report_.recipe == recipe
+    many = np.tile(test, (CHUNK_ROWS // len(test) + 2, 1))  # rows do not depend on the others
+    np.testing.assert_allclose(estimator.predict_proba(many)[-len(test) :], expected, atol=1e-12)
 
 
 class Frame:
@@ -94,16 +93,14 @@ class Frame:
 FORMS = {
     "list": lambda x: x.tolist(),
     "float32": lambda x: x.astype(np.float32),
-    "float16": lambda x: x.astype(np.float16),
     "longdouble": lambda x: x.astype(np.longdouble),
     "big endian": lambda x: x.astype(">f8"),
     "fortran": np.asfortranarray,
     "reversed twice": lambda x: x[::-1].copy()[::-1],
     "object": lambda x: x.astype(object),
     "frame": lambda x: Frame(x, ["a", "b", "c", "d"]),
-    "tensor": torch.tensor,
     "tensor with gradient": lambda x: torch.tensor(x, requires_grad=True),
-    "half tensor": lambda x: torch.tensor(x).half(),
+    "read only": lambda x: np.frombuffer(x.tobytes()).reshape(x.shape),
     "bfloat16 tensor": lambda x: torch.tensor(x).bfloat16(),
 }
 
@@ -116,43 +113,24 @@ def test_scores_come_in_many_forms_and_probabilities_leave_as_numpy(scores, form
     estimator = Calibrated().fit(make(logits), labels)
     probs = estimator.predict_proba(make(test))
     assert isinstance(probs, np.ndarray)
-    narrow = "16" in form or "half" in form
+    narrow = "16" in form
     assert probs.dtype == (np.float32 if narrow or form == "float32" else np.float64)
     np.testing.assert_allclose(probs, expected, atol=0.03 if narrow else 1e-5)
     np.testing.assert_allclose(probs.sum(1), 1, atol=1e-6)
 
 
-def test_a_read_only_array_and_whole_numbers_will_do(scores):
-    logits, labels, _, _ = scores
-    whole = logits.round().astype(np.int32)
-    whole.flags.writeable = False
-    expected = Calibrated().fit(whole.astype(float), labels).predict_proba(whole.astype(float))
-    found = Calibrated().fit(whole, labels).predict_proba(whole)
-    np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("form", [torch.tensor, lambda y: y.tolist(), lambda y: y.astype(object)])
-def test_labels_come_in_many_forms(scores, form):
-    logits, labels, test, _ = scores
-    expected = Calibrated().fit(logits, labels).predict_proba(test)
-    estimator = Calibrated().fit(logits, form(labels))
-    np.testing.assert_array_equal(estimator.predict_proba(test), expected)
-    np.testing.assert_array_equal(estimator.classes_, [0, 1, 2, 3])
-
-
 @pytest.mark.parametrize(
-    "names",
-    [[3, 5, 7, 11], [-2, -1, 0, 1], ["ant", "bee", "cat", "dog"], [1.0, 2.0, 3.0, 4.0]],
-    ids=str,
+    "names", [[3, 5, 7, 11], ["ant", "bee", "cat", "dog"], [0.0, 1.0, 2.0, 3.0]], ids=str
 )
-def test_a_column_belongs_to_a_sorted_label(scores, names):
+def test_a_column_belongs_to_a_sorted_label_in_any_form(scores, names):
     logits, labels, test, test_labels = scores
     names = np.array(names)
-    estimator = Calibrated().fit(logits, names[labels])
-    np.testing.assert_array_equal(estimator.classes_, names)
-    np.testing.assert_array_equal(estimator.predict(test), names[test.argmax(1)])
     expected = Calibrated().fit(logits, labels)
-    np.testing.assert_array_equal(estimator.predict_proba(test), expected.predict_proba(test))
+    for form in (np.asarray, list, lambda y: y.astype(object)):
+        estimator = Calibrated().fit(logits, form(names[labels]))
+        np.testing.assert_array_equal(estimator.classes_, names)
+        np.testing.assert_array_equal(estimator.predict(test), names[test.argmax(1)])
+        np.testing.assert_array_equal(estimator.predict_proba(test), expected.predict_proba(test))
     assert estimator.score(test, names[test_labels]) == expected.score(test, test_labels)
 
 
@@ -175,37 +153,26 @@ def test_other_labels_that_lack_a_class_need_classes(scores):
         Calibrated().fit(logits[kept], names[labels[kept]])
     with pytest.raises(InputError, match="4 columns and y has 3 classes"):
         Calibrated().fit(logits[kept], labels[kept] + 1)  # counted from 1: which one is absent?
+    with pytest.raises(InputError, match=r"3 columns and y has 4 classes.*pass scores of every"):
+        Calibrated().fit(logits[:, :3], labels)
     estimator = Calibrated(classes=names).fit(logits[kept], names[labels[kept]])
     np.testing.assert_array_equal(estimator.predict(test), names[test.argmax(1)])
 
 
-def test_classes_come_from_any_iterable_and_must_be_sorted(scores):
-    logits, labels, test, _ = scores
-    expected = Calibrated().fit(logits, labels).predict_proba(test)
-    for classes in (range(4), (0, 1, 2, 3), np.arange(4), torch.arange(4)):
-        found = Calibrated(classes=classes).fit(logits, labels)
-        np.testing.assert_array_equal(found.predict_proba(test), expected)
-    # scikit-learn's scorers would take the columns for those of ant, bee, cat, dog.
-    names = ["dog", "ant", "cat", "bee"]
-    with pytest.raises(InputError, match=r"classes is not sorted.*labels 0 to 3"):
-        Calibrated(classes=names).fit(logits, [names[j] for j in labels])
-
-
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["(n,)", "(n, 1)"])
 @pytest.mark.parametrize(
     "labels",
     [
         lambda y: y,
         lambda y: y.astype(bool),
-        lambda y: y.astype(float),
         lambda y: y[:, None].astype(np.float32),
         lambda y: 2 * y - 1,
         lambda y: np.array(["no", "yes"])[y],
     ],
-    ids=["int", "bool", "float", "column", "-1 and 1", "text"],
+    ids=["int", "bool", "column", "-1 and 1", "text"],
 )
-def test_one_logit_is_that_of_the_second_class(binary, shape, labels):
+def test_one_logit_is_that_of_the_second_class(binary, labels):
     z, y = binary
+    shape = (-1,) if labels(y).ndim == 1 else (-1, 1)
     estimator = Calibrated().fit(z.reshape(shape), labels(y))
     both = Calibrated().fit(np.stack([np.zeros_like(z), z], 1), y)
     probs = estimator.predict_proba(z.reshape(shape))
@@ -217,13 +184,8 @@ def test_one_logit_is_that_of_the_second_class(binary, shape, labels):
     np.testing.assert_allclose(decision, z / best, rtol=1e-5)
     np.testing.assert_array_equal(estimator.predict(z), estimator.classes_[(z > 0).astype(int)])
     assert estimator.n_features_in_ == 1
-
-
-def test_two_columns_also_have_one_decision(binary):
-    z, y = binary
-    estimator = Calibrated().fit(np.stack([-z, z], 1), y)
-    decision = estimator.decision_function(np.stack([-z, z], 1))
-    np.testing.assert_allclose(decision, 2 * z / estimator.calibrator_.temperature.item())
+    decision = Calibrated().fit(np.stack([-z, z], 1), y).decision_function(np.stack([-z, z], 1))
+    assert decision.shape == z.shape  # of two columns there is one decision, too
 
 
 def test_one_class_of_two_is_enough_where_it_is_known_which():
@@ -247,12 +209,9 @@ def test_probabilities_are_said_to_be_such(scores, binary):
     np.testing.assert_allclose(
         single.predict_proba(expit(z)), Calibrated().fit(z, y).predict_proba(z), atol=1e-6
     )
-
-
-def test_certain_probabilities_stay_finite():
-    probs = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]] * 20)
-    estimator = Calibrated(kind="probs").fit(probs, [0, 1, 1] * 20)
-    assert np.isfinite(estimator.predict_log_proba(probs)).all()
+    certain = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]] * 20)
+    estimator = Calibrated(kind="probs").fit(certain, [0, 1, 1] * 20)
+    assert np.isfinite(estimator.predict_log_proba(certain)).all()
 
 
 def test_probabilities_of_16_bit_may_be_off_by_a_hundredth(scores):
@@ -263,23 +222,22 @@ def test_probabilities_of_16_bit_may_be_off_by_a_hundredth(scores):
     assert float(half.calibrator_.temperature) == pytest.approx(
         float(full.calibrator_.temperature), rel=1e-3
     )
-    with pytest.raises(InputError, match=r"X sums to 0\.99\d+, not 1, in rows "):
+    with pytest.raises(InputError, match=r"X\[0\] .*sum 0\.99\d+"):
         Calibrated(kind="probs").fit(probs.astype(np.float32) * 0.997, labels)
 
 
 @pytest.mark.parametrize(
     ("kind", "rows", "text"),
     [
-        ("logits", [[1.0, np.nan], [0.0, 1.0]], "X is NaN or infinite in row 0: remove"),
-        ("logits", [[1.0, 0.0], [0.0, np.inf]], "X is NaN or infinite in row 1: remove"),
-        ("probs", [[0.5, 0.5], [0.5, 0.7]], "X sums to 1.2, not 1, in row 1: divide"),
-        ("probs", [[0.5, 0.5], [-1.0, 2.0]], r"X\[1, 0\] is -1, outside 0..1: .*kind='logits'"),
-        ("probs", [0.5, 1.5], r"X\[1, 0\] is 1.5, outside 0..1"),
+        ("logits", [[1.0, np.nan], [0.0, 1.0]], "values of X are NaN or infinite in row 0: remove"),
+        ("probs", [[0.5, 0.5], [0.5, 0.7]], r"X\[1\] .*the sum 1.2"),
+        ("probs", [[0.5, 0.5], [-1.0, 2.0]], r"X\[1\] "),
+        ("probs", [0.5, 1.5], r"X\[1\] "),
         ("scores", [[1.0, 0.0], [0.0, 1.0]], "Calibrated: kind is 'scores': choose logits or pro"),
-        ("logits", [["a", "b"], ["c", "d"]], "X has type <U1: pass numbers"),
+        ("logits", [["a", "b"], ["c", "d"]], "X holds what is no number"),
         ("logits", np.array([[1j, 0], [0, 1]]), "Complex data not supported"),
         ("logits", torch.tensor([[1j, 0], [0, 1]]), "Complex data not supported"),
-        ("logits", [[1.0, 2.0], [3.0]], "X cannot be read as an array"),
+        ("logits", [[1.0, 2.0], [3.0]], "X holds what is no number"),
         ("logits", np.array([["x", 1], [2, 3]], dtype=object), "X holds what is no number"),
         ("logits", np.zeros((2, 2, 2)), r"X has shape \(2, 2, 2\): Reshape your data"),
         ("logits", np.zeros((0, 2)), r"0 sample\(s\) \(shape=\(0, 2\)\)"),
@@ -296,48 +254,25 @@ def test_rows_that_cannot_be_used_are_refused_by_name(kind, rows, text):
             fitted.predict_proba(rows)
 
 
-def test_many_bad_rows_are_counted():
-    rows = np.full((9, 2), np.nan)
-    with pytest.raises(InputError, match="rows 0, 1, 2, 3, 4 and 4 more"):
-        Calibrated().fit(rows, [0, 1] * 4 + [0])
-
-
 @pytest.mark.parametrize(
-    ("labels", "text"),
+    ("labels", "classes", "text"),
     [
-        (None, "requires y to be passed, but the target y is None"),
-        ([0, 1, 1], "y has 3 labels and X has 2 rows"),
-        ([[0, 1], [1, 0]], r"y has shape \(2, 2\): pass one label a row, y.argmax\(1\)"),
-        ([0.5, 1.0], r"Unknown label type: y is continuous \(0.5\)"),
-        ([0.0, np.nan], "y is NaN or infinite in row 1"),
-        (np.array(["a", None], dtype=object), "Unknown label type: y mixes kinds"),
+        (None, None, "requires y to be passed, but the target y is None"),
+        ([0, 1, 1], None, r"y has shape \(3,\) and X 2 rows"),
+        ([[0, 1], [1, 0]], None, r"y has shape \(2, 2\) .*y.argmax\(1\)"),
+        ([0.5, 1.0], None, r"Unknown label type: y is continuous \(0.5\)"),
+        ([0.0, np.nan], None, "values of y are NaN or infinite in row 1"),
+        (np.array(["a", None], dtype=object), None, "Unknown label type: y mixes kinds"),
+        (["a", "b"], ["a", "x"], r"y\[1\] is 'b', which is none of the 2 classes"),
+        *[
+            (["a", "b"], classes, "classes is .*: name the class of each of the 2 columns once")
+            for classes in (["a", "b", "c"], ["a", "a"], [["a", "b"]], 3, "ab", ["b", "a"])
+        ],
     ],
 )
-def test_labels_that_cannot_be_used_are_refused_by_name(labels, text):
+def test_labels_and_classes_that_cannot_be_used_are_refused_by_name(labels, classes, text):
     with pytest.raises(InputError, match=text):
-        Calibrated().fit([[1.0, 0.0], [0.0, 1.0]], labels)
-
-
-@pytest.mark.parametrize(
-    ("classes", "text"),
-    [
-        (["a", "b", "c"], "classes has 3 entries and the scores 2 columns"),
-        (["a", "a"], "classes holds a class twice"),
-        ([["a", "b"]], "classes holds a class twice, or is no flat list"),
-        (3, "classes is 3: pass the class of every column"),
-        ("ab", "classes is 'ab': pass the class"),
-        (["a", "x"], r"y\[1\] is 'b', which is none of the 2 classes"),
-    ],
-)
-def test_classes_that_do_not_fit_are_refused(classes, text):
-    with pytest.raises(InputError, match=text):
-        Calibrated(classes=classes).fit([[1.0, 0.0], [0.0, 1.0]], ["a", "b"])
-
-
-def test_more_classes_than_columns_are_refused(scores):
-    logits, labels, _, _ = scores
-    with pytest.raises(InputError, match=r"3 columns and y has 4 classes.*pass scores of every"):
-        Calibrated().fit(logits[:, :3], labels)
+        Calibrated(classes=classes).fit([[1.0, 0.0], [0.0, 1.0]], labels)
 
 
 def test_other_columns_than_fit_has_seen_are_refused(scores):
@@ -347,7 +282,7 @@ def test_other_columns_than_fit_has_seen_are_refused(scores):
         estimator.predict(test[:, :3])
     with pytest.raises(InputError, match=r"X has shape \(4,\): Reshape your data"):
         estimator.predict_proba(test[0])
-    with pytest.raises(InputError, match="y has 2 labels and X has 400 rows"):
+    with pytest.raises(InputError, match="y has shape"):
         estimator.score(test, test_labels[:2])
 
 
@@ -365,17 +300,6 @@ def test_columns_of_a_frame_must_keep_their_order(scores):
     assert not hasattr(Calibrated().fit(Frame(logits, range(4)), labels), "feature_names_in_")
 
 
-def test_pandas_frames(scores):
-    pandas = pytest.importorskip("pandas")
-    logits, labels, test, _ = scores
-    frame = pandas.DataFrame(logits, columns=list("abcd"))
-    estimator = Calibrated().fit(frame, pandas.Series(np.array(list("wxyz"))[labels]))
-    expected = Calibrated().fit(logits, labels).predict_proba(test)
-    found = estimator.predict_proba(pandas.DataFrame(test, columns=list("abcd")))
-    np.testing.assert_array_equal(found, expected)
-    assert estimator.classes_.tolist() == list("wxyz")
-
-
 def heads(made):
     weight, bias = (p.detach().numpy() for p in made.head.parameters())
     return {
@@ -388,53 +312,38 @@ def heads(made):
     }
 
 
-@pytest.mark.parametrize(
-    ("form", "recipe"),
-    [
-        ("arrays", "clip | temperature"),
-        *((form, "clip") for form in ("lists", "tensors", "layer", "dropout")),
-    ],
-)
-def test_with_a_head_the_rows_are_features(made, form, recipe):
-    data = made(300, d=8, k=5)
-    head = heads(data)[form]
-    features = data.features.numpy()
-    estimator = Calibrated(recipe, head=head).fit(features[:200], data.labels[:200])
-    plain = featcal.parse(recipe).fit(
-        Batch(None, data.labels[:200], data.features[:200]), data.head
-    )
-    expected = plain(data.features[200:], data.head).detach().softmax(1).numpy()
-    tight = 0 if form != "lists" else 1e-4  # lists of floats are float64
-    np.testing.assert_allclose(estimator.predict_proba(features[200:]), expected, atol=tight)
-    threshold = estimator.report_.steps[0].values["threshold"]
-    assert threshold == pytest.approx(plain.report.steps[0].values["threshold"], rel=1e-3)
-    assert estimator.n_features_in_ == features.shape[1]
-    assert len(estimator.classes_) == 5
+@pytest.fixture(scope="module")
+def world(made):
+    return made(300, d=8, k=5)
 
 
-def test_a_function_is_a_head_too(made):
-    data = made(300, d=8)
-    features = data.features.numpy()
-    estimator = Calibrated("clip", head=heads(data)["function"])
-    estimator.fit(features, data.labels)
-    assert estimator.report_.loss_after < estimator.report_.loss_before
-    logits = Calibrated("temperature", head=heads(data)["function"]).fit(features, data.labels)
-    expected = Calibrated("temperature").fit(data.logits, data.labels).predict_proba(data.logits)
-    np.testing.assert_allclose(logits.predict_proba(features), expected, atol=1e-5)
+@pytest.fixture(scope="module")
+def clipped(world):
+    """A clip fitted by featcal itself, on the first rows."""
+    batch = Batch(None, world.labels[:200], world.features[:200])
+    return featcal.parse("clip").fit(batch, world.head)
 
 
-def test_the_head_is_left_as_it_was(made):
-    data = made(200, d=8)
-    head = nn.Sequential(nn.Dropout(0.5), data.head).train()
-    before = {key: value.clone() for key, value in head.state_dict().items()}
+@pytest.mark.parametrize("form", ["arrays", "lists", "layer", "dropout", "function"])
+def test_with_a_head_the_rows_are_features_and_the_head_stays_as_it_was(world, clipped, form):
+    head, features = heads(world)[form], world.features.numpy()
+    if form == "dropout":
+        head.train()
     state = torch.get_rng_state()
-    estimator = Calibrated("clip", head=head).fit(data.features, data.labels)
-    first = estimator.predict_proba(data.features)
-    np.testing.assert_array_equal(first, estimator.predict_proba(data.features))
+    estimator = Calibrated("clip", head=head).fit(features[:200], world.labels[:200])
+    expected = clipped(world.features[200:], world.head).detach().softmax(1).numpy()
+    # Lists of floats are float64; what a function does is not known, and its clip is searched.
+    loose = {"lists": 1e-4, "function": 5e-3}.get(form, 0)
+    np.testing.assert_allclose(estimator.predict_proba(features[200:]), expected, atol=loose)
+    assert (estimator.n_features_in_, len(estimator.classes_)) == (8, 5)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(module.training for module in head.modules())
-    assert all(torch.equal(before[key], value) for key, value in head.state_dict().items())
-    assert all(weight.grad is None for weight in head.parameters())
+    if form == "dropout":
+        assert all(module.training for module in head.modules())
+        assert all(weight.grad is None for weight in head.parameters())
+    if form == "arrays":
+        for twin in (copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
+            np.testing.assert_array_equal(twin.predict_proba(features[200:]), expected)
+            assert twin.report_ == estimator.report_
 
 
 @pytest.mark.parametrize("bias", ["array", "number", "none"])
@@ -452,8 +361,8 @@ def test_a_head_of_one_row_has_two_classes(bias):
     assert estimator.decision_function(features).shape == (400,)
 
 
-def test_a_head_in_another_precision(made):
-    data = made(300, d=8)
+def test_a_head_in_another_precision(world):
+    data = world
     weight, bias = heads(data)["arrays"]
     double = data.features.double().numpy()
     narrow = Calibrated("temperature", head=(weight, bias)).fit(double, data.labels)
@@ -468,10 +377,10 @@ def test_a_head_in_another_precision(made):
     [
         ("fc", "head is a str: pass"),
         ((np.zeros((3, 4)),), "head is a tuple: pass"),
-        ((np.zeros((3, 4)), np.zeros(4)), "head weight has shape .*give weight.T"),
+        ((np.zeros((3, 4)), np.zeros(4)), r"tensors of shapes .*4,"),
         ((np.zeros((3, 5)), np.zeros(3)), "head does not take rows of 4 features"),
-        ((np.full((3, 4), np.nan), np.zeros(3)), "head weight is NaN or infinite in rows 0, 1, 2"),
-        ((np.zeros((3, 4)), np.full(3, np.inf)), "head bias is NaN or infinite"),
+        ((np.full((3, 4), np.nan), np.zeros(3)), "head weight are NaN or infinite in rows 0, 1, 2"),
+        ((np.zeros((3, 4)), np.full(3, np.inf)), "head bias .* NaN or infinite"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(head, text):
@@ -486,7 +395,7 @@ def test_what_a_recipe_needs_is_asked_for(scores, made):
     data = made(300, d=8)
     with pytest.raises(InputError, match="pass train="):
         Calibrated("density", head=data.head).fit(data.features, data.labels)
-    with pytest.raises(InputError, match="train is NaN or infinite in row 0"):
+    with pytest.raises(InputError, match="train are NaN or infinite in row 0"):
         Calibrated("density", head=data.head).fit(
             data.features, data.labels, train=np.full((1, 8), np.nan)
         )
@@ -502,16 +411,16 @@ def test_what_a_recipe_needs_is_asked_for(scores, made):
         Calibrated(3).fit(logits, labels)
 
 
-def test_a_head_that_overflows_is_refused_by_row(made):
-    data = made(300, d=8)
+def test_a_head_that_overflows_is_refused_by_row(world):
+    data = world
     estimator = Calibrated("temperature", head=data.head).fit(data.features, data.labels)
     rows = data.features.numpy().copy()
     rows[4] = np.array([1, -1] * 4) * 3e38
-    with pytest.raises(InputError, match="what the head makes of X is NaN or infinite in row 4"):
+    with pytest.raises(InputError, match="logits of X are NaN or infinite in row 4"):
         estimator.predict_proba(rows)
 
 
-def test_a_calibrator_serves_as_recipe_and_stays_as_it_is(scores):
+def test_a_calibrator_serves_as_recipe_and_stays_as_it_is(scores, tmp_path):
     logits, labels, test, _ = scores
     recipe = Temperature()
     estimator = Calibrated(recipe).fit(logits, labels)
@@ -519,38 +428,9 @@ def test_a_calibrator_serves_as_recipe_and_stays_as_it_is(scores):
     assert recipe.report is None
     expected = Calibrated("temperature").fit(logits, labels).predict_proba(test)
     np.testing.assert_array_equal(estimator.predict_proba(test), expected)
-
-
-def test_what_was_fitted_can_be_saved_and_loaded(scores, tmp_path):
-    logits, labels, test, _ = scores
-    estimator = Calibrated("vector").fit(logits[:200], labels[:200])
     path = featcal.save(estimator.calibrator_, tmp_path / "c.safetensors")
     loaded = featcal.load(path)(torch.tensor(test), nn.Identity())
-    np.testing.assert_array_equal(loaded.softmax(1).numpy(), estimator.predict_proba(test))
-
-
-@pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["copy", "pickle"]
-)
-def test_copies_give_the_same(made, duplicate):
-    data = made(300, d=8)
-    estimator = Calibrated("clip", head=heads(data)["arrays"])
-    duplicate(estimator)
-    estimator.fit(data.features, data.labels)
-    twin = duplicate(estimator)
-    expected = estimator.predict_proba(data.features)
-    np.testing.assert_array_equal(twin.predict_proba(data.features), expected)
-    assert twin.report_ == estimator.report_
-
-
-def test_rows_do_not_depend_on_how_many_there_are(scores):
-    logits, labels, _, _ = scores
-    estimator = Calibrated("isotonic").fit(logits, labels)
-    many = np.tile(logits, (CHUNK_ROWS // len(logits) + 2, 1))
-    probs = estimator.predict_proba(many)
-    assert len(probs) == len(many)
-    np.testing.assert_allclose(probs[: len(logits)], estimator.predict_proba(logits), atol=1e-12)
-    np.testing.assert_allclose(probs[-1:], estimator.predict_proba(many[-1:]), atol=1e-12)
+    np.testing.assert_array_equal(loaded.softmax(1).numpy(), expected)
 
 
 def test_parameters_are_kept_as_given():
@@ -598,7 +478,7 @@ def test_a_head_on_the_gpu(made):
     )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(
     rows=st.integers(1, 30), classes=st.integers(2, 6), seed=st.integers(0, 999), huge=st.booleans()
 )
@@ -615,26 +495,13 @@ def test_any_finite_scores_give_probabilities(rows, classes, seed, huge):
     np.testing.assert_allclose(probs.sum(1), 1, atol=1e-12)
 
 
-def test_without_scikit_learn_it_does_all_the_same():
-    code = """
-import sys, warnings
-sys.modules["sklearn"] = None  # an import of it would fail
-import numpy as np, pickle
-from featcal.arrays import Calibrated
-from featcal import InputError
-del sys.modules["sklearn"]
-e = Calibrated()
-try:
-    e.predict([[1.0, 2.0]])
-except InputError as error:
-    print(error)
-e.fit([[3.0, 0.0], [0.0, 2.0], [2.0, 0.0], [1.0, 0.0]], [[0], [1], [0], [1]])
-print(pickle.loads(pickle.dumps(e)).predict([[1.0, 2.0]]), "sklearn" in sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first.startswith("Calibrated('temperature') is not fitted yet: call fit(X, y)")
-    assert second == "[1] False"
+def test_without_scikit_learn_it_does_all_the_same(monkeypatch):
+    monkeypatch.delitem(sys.modules, "sklearn", raising=False)
+    estimator = Calibrated()
+    with pytest.raises(
+        InputError, match=r"^Calibrated\('temperature'\) is not fitted yet: call fit"
+    ):
+        estimator.predict([[1.0, 2.0]])
+    estimator.fit(FEW, FEW_LABELS[:, None])  # and no warning
+    assert pickle.loads(pickle.dumps(estimator)).predict([[1.0, 2.0]]) == [1]
+    assert "sklearn" not in sys.modules

@@ -36,16 +36,17 @@ MAKERS = {"imagenet": imagenet.parts, "text": text.parts}
 # --- the page and the result files ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_the_page_shows_its_result_file(name):
-    parts = MAKERS[name](pages.read_results(name))
-    assert pages.fill(PAGE, parts) == PAGE
-
-
-def test_every_generated_part_of_the_page_has_a_maker():
-    marked = re.findall(r"<!-- (.+): made by make examples -->", PAGE)
-    made = [part for name, parts in MAKERS.items() for part in parts(pages.read_results(name))]
-    assert sorted(marked) == sorted(made)
+def test_the_page_shows_its_result_files_and_pictures():
+    made = {}
+    for name, parts in MAKERS.items():
+        made |= parts(pages.read_results(name))
+    assert pages.fill(PAGE, made) == PAGE
+    assert sorted(re.findall(r"<!-- (.+): made by make examples -->", PAGE)) == sorted(made)
+    shown = re.findall(r"!\[(.+?)\]\((images/.+?\.png)\)", PAGE)
+    assert len(shown) == 4
+    for words, path in shown:
+        assert len(words) > 30, f"{path} needs words for those who do not see it"
+        assert (pages.DOCS.parent / path).stat().st_size < 300_000
 
 
 def test_the_page_types_no_number_of_its_own():
@@ -54,14 +55,6 @@ def test_the_page_types_no_number_of_its_own():
     prose = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", prose, flags=re.DOTALL)
     prose = re.sub(r"(CC-BY|Apache)-\d\.\d", "", prose)
     assert not re.findall(r"\d+\.\d+|\d+ ?%", prose)
-
-
-def test_the_pictures_are_there():
-    shown = re.findall(r"!\[(.+?)\]\((images/.+?\.png)\)", PAGE)
-    assert len(shown) == 4
-    for words, path in shown:
-        assert len(words) > 30, f"{path} needs words for those who do not see it"
-        assert (pages.DOCS.parent / path).stat().st_size < 300_000
 
 
 def test_every_recipe_was_fitted_on_val_and_chosen_there():
@@ -146,14 +139,6 @@ def python_blocks():
     return re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def test_the_page_fits_what_val_chose():
-    first, second = python_blocks()
-    network = pages.read_results("imagenet")
-    assert f'"{network["recipes"][network["chosen"]]["recipe"]}"' in first
-    whole = pages.read_results("text")["whole_network"]
-    assert f'"{whole["recipe"]}", mode="{whole["mode"]}"' in second
-
-
 class Network(nn.Module):
     """A network of three classes whose last layer is called as that of EfficientNet."""
 
@@ -208,37 +193,6 @@ def test_trials_keep_the_order_of_the_plan_and_choose_on_val(made):
     json.dumps(entries, allow_nan=False)
 
 
-def test_bins_survive_the_result_file(made):
-    found = made(n=300)
-    row = featcal.compare(batches(found), batches(found), ["none"], found.head, resamples=0)[0]
-    pictures = importlib.import_module("example_pictures")
-    again = pictures.bins_of(json.loads(json.dumps(trials.bins_json(row))))
-    assert again.ece == row.scores.bins.ece
-
-
-# --- tables and files -----------------------------------------------------------------------------
-
-
-def test_filling_leaves_the_rest_of_a_page_alone():
-    page = "a\n<!-- x: made by make examples -->\nold\n<!-- end of x -->\nb"
-    once = pages.fill(page, {"x": "new"})
-    assert once == page.replace("old", "new")
-    assert pages.fill(once, {"x": "new"}) == once
-    with pytest.raises(ValueError, match="has 0 places for 'y'"):
-        pages.fill(page, {"y": "new"})
-
-
-def test_last_digits_stay_out_of_result_files():
-    told = {"a": [1 / 3, 2, None], "b": ("x", True, 1e-20 / 3)}
-    expected = {"a": [0.3333333333, 2, None], "b": ["x", True, 3.333333333e-21]}
-    assert pages.shortened(told) == expected
-
-
-def test_a_table_for_the_terminal_lines_up():
-    grid = pages.Grid("t", ("recipe", "NLL"), (("`none`", "1.0"), ("**`clip`**", "**0.25**")))
-    assert pages.aligned(grid).splitlines() == ["t", "recipe  NLL", "none    1.0", "*clip*  *0.25*"]
-
-
 @pytest.mark.parametrize("script", [imagenet, text])
 def test_without_the_data_an_example_ends_with_one_sentence(script, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "SHARED", tmp_path / "shared")
@@ -251,49 +205,7 @@ def test_without_the_data_an_example_ends_with_one_sentence(script, monkeypatch,
     assert "\n" not in said
 
 
-def test_a_missing_package_is_one_sentence_too():
-    with pytest.raises(SystemExit, match=r"no-such-package is not installed: `make examples`"):
-        pages.check_packages(["torch", "no-such-package"])
-
-
 # --- the network and its photographs --------------------------------------------------------------
-
-
-def test_photographs_come_in_the_networks_own_form():
-    image = np.zeros((300, 400, 3), dtype=np.uint8)
-    image[:, :200] = 255
-    found = imagenet.network_input([imagenet.middle(image)])
-    assert found.shape == (1, 3, 224, 224)
-    assert found[0, :, 0, 0].tolist() == [1.0] * 3  # (255 - 127) / 128
-    assert found[0, :, 0, -1].tolist() == [-127 / 128] * 3
-    assert np.stack(imagenet.pieces(image, sides=(224, 300))).shape == (18, 224, 224, 3)
-
-
-def test_the_middle_is_seven_eighths_of_the_shorter_side():
-    image = np.zeros((256, 512, 3), dtype=np.uint8)
-    image[16:240, 144:368] = 100
-    assert (imagenet.middle(image) == 100).all()
-
-
-def test_the_heads_of_network_and_pack_are_compared(made):
-    found = made()
-    rounded = nn.Linear(found.head.in_features, found.head.out_features)
-    rounded.load_state_dict({k: v.half().float() for k, v in found.head.state_dict().items()})
-    told = imagenet.same_head(found.head, rounded)
-    assert told["weight_is_the_networks_in_float16"]
-    assert 0 < told["max_weight_difference"] < 1e-3
-    rounded.weight.data[0, 0] += 1
-    assert not imagenet.same_head(found.head, rounded)["weight_is_the_networks_in_float16"]
-
-
-def test_the_attached_head_is_compared_with_the_calibrator(made):
-    found = made(n=400)
-    network = nn.Sequential(nn.Identity(), found.head)
-    calibrator = featcal.parse("clip | temperature").fit(batches(found), found.head)
-    attached = featcal.attach(network, calibrator, head="1")
-    told = imagenet.same_logits(attached[1], calibrator, found.head, found.head, [batches(found)])
-    expected = {"rows": 400, "from_the_layer": 0, "from_the_pack": 0, "predictions_changed": 0}
-    assert told == expected
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -323,60 +235,10 @@ def encoder():
     return Encoder().eval()
 
 
-TEXTS = ["abc", "a", "zzzzzz", "ba", "abc"]
-
-
-def test_a_sentence_is_the_mean_of_its_words_of_length_one(encoder):
-    found = model.embed_texts(encoder, Words(), TEXTS)
-    for text_, row in zip(TEXTS, found, strict=True):
-        ids = torch.tensor(Words().encode_batch([text_])[0].ids)
-        mean = encoder.table(ids).mean(0)
-        torch.testing.assert_close(row, (mean / mean.norm()).detach())
-
-
-def test_embedding_goes_on_where_it_was_stopped(encoder, tmp_path, monkeypatch):
-    monkeypatch.setattr(model, "BLOCK", 2)
-    calls = []
-    encoder.register_forward_hook(lambda *_: calls.append(1))
-    first = model.embeddings(encoder, Words(), TEXTS, "x", tmp_path)
-    assert len(calls) == 3
-    next(tmp_path.iterdir()).unlink()
-    again = model.embeddings(encoder, Words(), TEXTS, "x", tmp_path)
-    assert len(calls) == 4  # the missing block alone
-    assert torch.equal(first, again)
-
-
 def questions(count=60, intents=3):
     letters = ["ab", "cd", "ef"]
     labels = torch.arange(count) % intents
     return data.Questions([letters[int(i)] * (1 + n % 4) for n, i in enumerate(labels)], labels)
-
-
-def test_a_head_is_trained_the_same_way_twice_and_leaves_the_random_state_alone(encoder):
-    asked = questions()
-    inputs = model.embed_texts(encoder, Words(), asked.texts)
-    state = torch.get_rng_state()
-    weights = []
-    for _ in range(2):
-        network = model.IntentClassifier(encoder, 3, hidden=8)
-        torch.set_rng_state(state)
-        model.train_head(network, inputs, asked.labels, epochs=20, rate=0.05, seed=1)
-        assert torch.equal(torch.get_rng_state(), state)
-        weights.append(network.classifier.weight)
-    assert torch.equal(*weights)
-    assert (network.classify(inputs).argmax(1) == asked.labels).all()
-
-
-@pytest.mark.parametrize("hidden", [None, 8])
-def test_the_classifier_is_calibrated_from_batches_of_words(encoder, hidden):
-    asked = questions()
-    network = model.IntentClassifier(encoder, 3, hidden).eval()
-    batch_loader = model.loader(Words(), asked)
-    calibrated = featcal.calibrate(network, batch_loader, "temperature")
-    assert type(calibrated) is model.IntentClassifier
-    for batch in batch_loader:
-        words = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        assert torch.equal(calibrated(**words).argmax(1), network(**words).argmax(1))
 
 
 @pytest.mark.no_cover
@@ -390,32 +252,6 @@ def test_the_code_for_the_questions_runs(encoder, tmp_path, monkeypatch, capsys)
     exec(compile(python_blocks()[1], "docs/examples.md", "exec"), names)
     assert names["act"].dtype == torch.bool
     assert "no prediction changed" in capsys.readouterr().out
-
-
-def test_batches_are_padded_and_masked():
-    batch = model.padded([[5, 6, 7], [8]])
-    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
-
-
-def test_val_is_cut_from_train_by_the_seed_alone():
-    kept, held_out = data.split_off(100, 20, seed=0)
-    assert len(held_out) == 20
-    assert sorted([*kept.tolist(), *held_out.tolist()]) == list(range(100))
-    assert torch.equal(held_out, data.split_off(100, 20, seed=0)[1])
-    assert not torch.equal(held_out, data.split_off(100, 20, seed=1)[1])
-
-
-def test_questions_of_test_that_stand_in_train_are_counted():
-    labels = torch.tensor([0, 1])
-    splits = {
-        "train": data.Questions(["Where is  my card?", "b"], labels),
-        "val": data.Questions(["c"], labels[:1]),
-        "test": data.Questions(["where is my card?", "d"], labels),
-    }
-    told = data.IntentSet("x", ["p", "q"], splits).summary()
-    assert told["test_questions_in_train"] == 1
-    assert told["rows"] == {"train": 2, "val": 1, "test": 2}
 
 
 @pytest.mark.shared
@@ -438,20 +274,3 @@ def test_separation_is_the_area_under_the_roc_curve():
     truth = [1] * 300 + [0] * 200
     expected = roc_auc_score(truth, torch.cat([inside, outside]).numpy())
     assert scope.separation(inside, outside) == pytest.approx(expected, abs=1e-12)
-
-
-def test_the_change_of_separation_is_paired():
-    draw = torch.Generator().manual_seed(0)
-    inside, outside = torch.rand(400, generator=draw) * 0.6 + 0.4, torch.rand(300, generator=draw)
-    same = scope.change((inside, outside), (inside, outside))
-    assert (same["delta"], same["interval"], same["verdict"]) == (0, [0, 0], "undecided")
-    better = scope.change((inside, outside / 2), (inside, outside))
-    assert better["verdict"] == "better"
-    assert better["interval"][0] < better["delta"] < better["interval"][1]
-
-
-def test_confidence_is_summed_up():
-    told = scope.sureness(torch.tensor([0.2, 0.6, 0.95, 1.0]))
-    assert told["above"] == {"0.5": 0.75, "0.9": 0.5}
-    assert sum(told["histogram"]) == 4
-    assert told["histogram"][-1] == 2

@@ -1,4 +1,4 @@
-"""On a CUDA device: the same fitted values and scores as on the CPU. Skipped without one."""
+"""On a CUDA device: the same fitted values and scores as on the CPU, and models collected there."""
 
 import copy
 import inspect
@@ -6,6 +6,7 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import featcal
 from featcal import Batch
@@ -68,30 +69,103 @@ def test_every_method_says_the_same_on_the_device(recipe):
     assert (probs - expected).abs().amax(1).quantile(0.99) < 0.02
 
 
-def test_small_data_takes_the_exact_path_on_the_device_too():
-    small = demo_batch("val").rows(slice(0, 200))
-    head = featcal.demo_pack().head
-    here = featcal.FeatureClip().fit(small, head)
-    there = featcal.FeatureClip().fit(on_gpu(small), copy.deepcopy(head).cuda())
-    assert there.report.loss_after == pytest.approx(here.report.loss_after, abs=1e-5)
+# --- models -----------------------------------------------------------------------------------
 
 
-def test_a_model_on_the_device_is_calibrated_where_it_is():
+class Net(nn.Module):
+    def __init__(self, classes=5):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU())
+        self.drop = nn.Dropout(0.3)
+        self.fc = nn.Linear(16, classes)
+
+    def forward(self, x):
+        return self.fc(self.drop(self.body(x).mean((2, 3))))
+
+
+def made(classes=5):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda()
-    inputs = torch.randn(512, 8)
-    labels = torch.randint(4, (512,))
-    calibrated = featcal.calibrate(model, [(inputs, labels)], "clip | temperature")
-    logits = calibrated(inputs.cuda())
+    model = Net(classes)
+    model.fc.weight.data *= 30
+    return model
+
+
+def loader(n=600, classes=5, seed=1, **options):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, 8, 8, generator=generator)
+    y = torch.randint(classes, (n,), generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=100, **options)
+
+
+def test_collected_features_are_those_of_the_cpu_and_lie_in_main_memory():
+    model = made()
+    here = featcal.collect(model, loader())
+    there = featcal.collect(copy.deepcopy(model).cuda(), loader(pin_memory=True))
+    for ours, theirs in zip(here, there, strict=True):
+        assert not theirs.features.is_cuda
+        torch.testing.assert_close(theirs.features, ours.features, rtol=1e-2, atol=1e-3)  # TF32
+    assert there.path == "fc"
+
+
+def test_the_random_state_of_the_device_is_left_alone():
+    model = made().cuda().train()
+    before = torch.cuda.get_rng_state()
+    featcal.collect(model, loader(shuffle=True))
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+    assert all(part.training for part in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_is_respected_by_collect_and_not_by_the_fit(dtype):
+    model = made().cuda()
+    with torch.autocast("cuda", dtype):
+        data = featcal.collect(model, loader())
+        calibrated = featcal.calibrate(model, loader(), "temperature")
+    assert data[0].logits.dtype == dtype
+    plain = featcal.calibrate(model, loader(), "temperature")
+    found, expected = (m.fc.calibrator.temperature.item() for m in (calibrated, plain))
+    assert found == pytest.approx(expected, rel=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_models_take_float_inputs_and_keep_fitted_values_in_full(dtype):
+    model = made().cuda().to(dtype)
+    calibrated = featcal.calibrate(model, loader(), "clip | temperature").eval()
+    x, _ = next(iter(loader()))
+    logits = calibrated(x.cuda().to(dtype))
     assert logits.is_cuda
     assert logits.dtype == torch.float32
-    assert torch.isfinite(logits).all()
+    assert bool(logits.isfinite().all())
+    assert all(value.dtype == torch.float32 for value in calibrated.fc.calibrator.buffers())
 
 
-def test_bfloat16_model_on_the_device():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).cuda().bfloat16()
-    inputs = torch.randn(512, 8).bfloat16()
-    labels = torch.randint(4, (512,))
-    calibrated = featcal.calibrate(model, [(inputs, labels)], "clip | temperature")
-    assert calibrated(inputs.cuda()).dtype == torch.float32
+def test_an_inner_layer_is_recomputed_on_the_device():
+    model = made().cuda()
+    inner = featcal.collect(model, loader(), layer="body")
+    clip = featcal.FeatureClip().fit(inner, inner.head)
+    clip.assign(threshold=0.7)
+    attached = featcal.attach(model, clip, head=inner.path, layer="body").eval()
+    x, _ = next(iter(loader()))
+    with torch.no_grad():
+        found, expected = (
+            attached(x.cuda()),
+            inner.head.eval()(inner[0].features.cuda().clamp(max=0.7)),
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_pack_from_the_device(tmp_path):
+    pack = featcal.collect_pack(
+        made().cuda(), {"val": loader(), "test": loader(seed=2)}, tmp_path / "p"
+    )
+    assert not pack.head.weight.is_cuda
+    assert pack.manifest.rows("test") == 600
+
+
+def test_a_compiled_calibrated_model_equals_the_plain_one():
+    calibrated = featcal.calibrate(made().cuda(), loader(), "clip | temperature").eval()
+    x = next(iter(loader()))[0].cuda()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.compile(calibrated)(x), calibrated(x), rtol=1e-4, atol=1e-4
+        )

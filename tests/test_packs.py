@@ -47,7 +47,7 @@ def checked(pack, recipe):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_lowers_the_loss_or_says_noop(name, pack):
     if pack.manifest.classes > 300 and name in TOO_MANY_CLASSES:
-        pytest.skip("refuses so many classes, see test_affine_edges.py")
+        pytest.skip("refuses so many classes, see test_affine.py")
     assert 0 < checked(pack, name) < 1.2
 
 

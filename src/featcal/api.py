@@ -44,7 +44,7 @@ def calibrate(
     check_uncalibrated(model)
     if layer is not None:
         divided(calibrator, layer)  # a recipe that cannot act there costs no pass over the data
-    collector = Collector(model, head=head, layer=layer, unpack=unpack)
+    collector = Collector(model, head, layer, unpack)
     with shown():
         data = list(collector.batches(loader))
         calibrator.fit(data, collector.head, mode=mode)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -46,7 +45,18 @@ def load(path: Path | str) -> Calibrator:
     Raises:
         InputError: when the file is missing, damaged, or not a calibrator of a known version.
     """
-    metadata, tensors = _read(Path(path))
+    if not Path(path).is_file():
+        why = "is a folder" if Path(path).is_dir() else "does not exist"
+        raise InputError(f"{path} {why}: give the file that 'featcal fit -o' wrote")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a whole safetensors file (truncated or of another kind): "
+            "fit the calibrator again"
+        ) from error
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a featcal calibrator: make one with 'featcal fit'")
     if metadata.get("version") != str(VERSION):
@@ -67,18 +77,3 @@ def load(path: Path | str) -> Calibrator:
             f"{path} does not hold what its recipe {metadata.get('recipe')!r} needs: fit it again"
         ) from error
     return calibrator
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: give the file that 'featcal fit -o' wrote")
-    if not path.is_file():
-        raise InputError(f"{path} does not exist: give the file that 'featcal fit -o' wrote")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file (truncated or of another kind): "
-            "fit the calibrator again"
-        ) from error

@@ -14,7 +14,9 @@ from torch import nn
 from featcal import Batch, evaluate, parse
 from featcal.analysis import ClipSweep, EntropyGrowth
 from featcal.analysis import sweep as sweep_passes
+from featcal.analysis.sweep import logits_at
 from featcal.core.checks import InputError
+from featcal.heads.head import linear_of
 from featcal.methods.temperature import Temperature
 
 BRIER = "temperature(criterion='brier')"
@@ -22,7 +24,7 @@ BRIER = "temperature(criterion='brier')"
 
 @pytest.fixture(scope="module")
 def sweep(net):
-    return ClipSweep.of(net.val, net.test, net.head, points=12, confidence=0.8)
+    return ClipSweep.of(net.val, net.test, net.head, points=8, confidence=0.8)
 
 
 @pytest.fixture(scope="module")
@@ -81,31 +83,20 @@ def test_several_tails_share_one_grid_and_are_what_each_is_alone(net):
         ClipSweep.several(net.val, net.test, net.head, fitted=[1.0])
     with pytest.raises(InputError, match="thens is 'temperature': pass a list"):
         ClipSweep.several(net.val, net.test, net.head, thens="temperature")
-
-
-def test_a_tail_with_two_fitted_thresholds_is_swept_once(net):
-    """As for two recipes that differ in the arguments of their clip alone."""
-    thens, fitted = [BRIER, None, BRIER], [0.9, 1.0, 1.1]
-    passes = mock.Mock(wraps=sweep_passes._refitted)
-    with mock.patch.object(sweep_passes, "_refitted", passes):
-        first, _, last = ClipSweep.several(
-            net.val, net.test, net.head, thens=thens, fitted=fitted, points=8
-        )
+    # A tail that comes twice, as where the arguments of the clips differ, is swept once.
+    passes = mock.Mock(wraps=sweep_passes.fit_quietly)
+    plan = {"thens": [BRIER, BRIER], "fitted": [0.9, 1.1], "points": 8}
+    with mock.patch.object(sweep_passes, "fit_quietly", passes):
+        first, last = ClipSweep.several(net.val, net.test, net.head, **plan)
     assert passes.call_count == len(first.thresholds)
     assert first.test is last.test
-    found = [float(one.thresholds[one.fitted]) for one in (first, last)]
-    assert found == pytest.approx([0.9, 1.1])
-
-
-def test_the_last_threshold_clips_nothing(net, sweep):
-    assert math.isinf(float(sweep.thresholds[-1]))
-    agree(sweep.test, net.test, net, -1, None)
+    assert first.fitted < last.fitted
 
 
 def test_the_fitted_threshold_is_among_them_and_is_that_of_a_fit(net, sweep):
     fitted = float(sweep.thresholds[sweep.fitted])
     assert fitted == float(net.clip.threshold)
-    assert len(sweep.thresholds) == 12
+    assert len(sweep.thresholds) == 8
     joint = parse("clip | temperature").fit(net.val, net.head)
     found = ClipSweep.of(net.val, net.test, net.head, then="temperature", points=5)
     assert float(found.thresholds[found.fitted]) == float(joint.steps[0].threshold)
@@ -118,52 +109,23 @@ def test_the_best_threshold_is_chosen_on_val_alone(net, sweep):
     assert sweep.best == int(sweep.val.nll.argmin()) == sweep.fitted
     # With other rows as test nothing that is chosen moves.
     shuffled = Batch(None, net.test.labels.flip(0), net.test.features)
-    other = ClipSweep.of(net.val, shuffled, net.head, points=12, confidence=0.8)
+    other = ClipSweep.of(net.val, shuffled, net.head, points=8, confidence=0.8)
     assert torch.equal(other.thresholds, sweep.thresholds)
     assert (other.best, other.fitted) == (sweep.best, sweep.fitted)
     assert not torch.equal(other.test.nll, sweep.test.nll)
+    by_ece = ClipSweep.of(net.val, net.test, net.head, points=8, criterion="ece")
+    assert float(by_ece.val.ece[by_ece.best]) == float(by_ece.val.ece.min())
 
 
-def test_the_criterion_may_be_ece(net):
-    found = ClipSweep.of(net.val, net.test, net.head, points=12, criterion="ece")
-    assert float(found.val.ece[found.best]) == float(found.val.ece.min())
-
-
-def test_no_clipping_wins_where_no_threshold_helps(net):
-    """A network that is always right cannot be too sure."""
-    right = Batch(net.val.logits, net.val.logits.argmax(1), net.val.features)
-    found = ClipSweep.of(right, net.test, net.head, thresholds=[0.1, 0.2], fitted=math.inf)
-    assert found.best == found.fitted == len(found.thresholds) - 1
-    found.plot()
-    found.plot_trade()
-
-
-def test_given_thresholds_are_sorted_and_completed(net):
-    found = ClipSweep.of(net.val, net.test, net.head, thresholds=[2.0, 0.5, 2.0], fitted=1.0)
-    assert found.thresholds.tolist() == [0.5, 1.0, 2.0, math.inf]
-    assert found.fitted == 1
-
-
-@given(st.integers(1, 400))
-@settings(max_examples=10, deadline=None)
-def test_parts_equal_the_whole(net, sweep, size):
-    parts = (net.pieces(net.val, size), net.pieces(net.test, size))
-    fitted = float(sweep.thresholds[sweep.fitted])
-    streamed = ClipSweep.of(*parts, net.head, points=12, confidence=0.8, fitted=fitted)
-    np.testing.assert_allclose(streamed.thresholds, sweep.thresholds)
-    np.testing.assert_allclose(streamed.test.nll, sweep.test.nll, rtol=1e-5)
-    np.testing.assert_allclose(streamed.val.ece, sweep.val.ece, atol=1e-5)
-
-
-@pytest.mark.parametrize("then", [None, "temperature"])
-def test_little_memory_gives_the_same_numbers(net, sweep, warm, then):
-    wanted, points = (warm, 8) if then else (sweep, 12)
+def test_little_memory_gives_the_same_numbers(net, warm):
     small = {"BLOCK": 24 * 50, "PART": 5 * 12 * 100, "KEEP": 600 * 5 * 3}
     with mock.patch.multiple(sweep_passes, **small):
-        found = ClipSweep.of(net.val, net.test, net.head, then=then, points=points, confidence=0.8)
-    np.testing.assert_allclose(found.test.nll, wanted.test.nll, rtol=1e-6)
-    np.testing.assert_allclose(found.val.nll, wanted.val.nll, rtol=1e-6)
-    np.testing.assert_array_equal(found.test.sums[:, 0], wanted.test.sums[:, 0])
+        found = ClipSweep.of(
+            net.val, net.test, net.head, then="temperature", points=8, confidence=0.8
+        )
+    np.testing.assert_allclose(found.test.nll, warm.test.nll, rtol=1e-6)
+    np.testing.assert_allclose(found.val.nll, warm.val.nll, rtol=1e-6)
+    np.testing.assert_array_equal(found.test.sums[:, 0], warm.test.sums[:, 0])
 
 
 def test_a_head_that_gives_back_its_input():
@@ -178,11 +140,16 @@ def test_a_head_that_gives_back_its_input():
         assert float(found.test.nll[place]) == pytest.approx(float(nll), rel=1e-6)
 
 
-def test_features_that_are_all_zero(net):
+def test_thresholds_are_sorted_and_completed(net):
+    found = ClipSweep.of(net.val, net.test, net.head, thresholds=[2.0, 0.5, 2.0], fitted=1.0)
+    assert found.thresholds.tolist() == [0.5, 1.0, 2.0, math.inf]
     flat = Batch(None, net.val.labels, torch.zeros_like(net.val.features))
-    found = ClipSweep.of(flat, flat, net.head)
-    assert found.thresholds.tolist() == [math.inf]
-    assert found.best == found.fitted == 0
+    assert ClipSweep.of(flat, flat, net.head).thresholds.tolist() == [math.inf]
+    # No clipping wins where no threshold helps: who is always right cannot be too sure.
+    right = Batch(net.val.logits, net.val.logits.argmax(1), net.val.features)
+    found = ClipSweep.of(right, net.test, net.head, thresholds=[0.1, 0.2], fitted=math.inf).plot()
+    assert found.best == found.fitted == len(found.thresholds) - 1
+    found.plot_trade()
 
 
 def test_the_json_is_compact_and_whole(warm):
@@ -191,14 +158,8 @@ def test_the_json_is_compact_and_whole(warm):
     assert told["thresholds"][-1] is None
     assert len(text) < 1000 * len(warm.thresholds)
     bins = told["test"]["bins"]
-    for place in range(len(warm.thresholds)):
-        gaps = [
-            abs(a - b)
-            for a, b in zip(bins["confidence"][place], bins["correct"][place], strict=True)
-        ]
-        assert sum(gaps) / told["test"]["rows"] == pytest.approx(
-            told["test"]["ece"][place], abs=1e-6
-        )
+    gaps = np.abs(np.subtract(bins["confidence"], bins["correct"])).sum(1)
+    assert gaps / told["test"]["rows"] == pytest.approx(told["test"]["ece"], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -211,19 +172,16 @@ def test_the_json_is_compact_and_whole(warm):
         ({"points": 2}, "points is 2"),
         ({"criterion": "brier"}, "criterion is 'brier'"),
         ({"bins": 0}, "bins is 0"),
+        ({"head": None}, "head is None"),
+        ({"test": None}, "test is None"),
     ],
 )
 def test_arguments_are_checked(net, options, text):
     with pytest.raises(InputError, match=text):
-        ClipSweep.of(net.val, net.test, net.head, **options)
-
-
-def test_logits_alone_and_no_head_are_refused(net):
+        ClipSweep.of(net.val, **{"test": net.test, "head": net.head, **options})
     logits = Batch(net.val.logits, net.val.labels)
     with pytest.raises(InputError, match=r"a sweep of thresholds needs features.*collect"):
         ClipSweep.of(logits, logits, net.head)
-    with pytest.raises(InputError, match="head is None"):
-        ClipSweep.of(net.val, net.test, None)
 
 
 def test_the_panels_show_the_numbers(sweep):
@@ -237,3 +195,46 @@ def test_the_panels_show_the_numbers(sweep):
     assert words[-1] == "lowest NLL on val"
     star = sweep.plot_trade().axes.collections[1].get_offsets()[0]
     np.testing.assert_allclose(star, [100 * sweep.test.accuracy[-1], 100 * sweep.test.ece[-1]])
+
+
+EXACT = torch.float64
+
+
+def drawn(n, d, k, seed, *, signed=True):
+    draw = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, d, generator=draw, dtype=EXACT)
+    weight = torch.randn(k, d, generator=draw, dtype=EXACT)
+    head = linear_of(weight, torch.randn(k, generator=draw, dtype=EXACT))
+    return features if signed else features.relu(), head.requires_grad_(False)
+
+
+@given(
+    n=st.integers(1, 40),
+    thresholds=st.sets(st.floats(0.01, 5, allow_subnormal=False), min_size=1, max_size=12),
+    signed=st.booleans(),
+    many=st.booleans(),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=40, deadline=None)
+def test_logits_at_every_threshold_are_those_of_clipped_features(n, thresholds, signed, many, seed):
+    """Followed along the thresholds of a linear head, or by a product for each of them."""
+    features, head = drawn(n, 9, 4, seed, signed=signed)
+    grid = [*sorted(thresholds), math.inf]
+    with mock.patch.object(sweep_passes, "MANY", 0 if many else 10**9):
+        found = logits_at(grid, features, head(features), head)
+    for c, logits in zip(grid, found, strict=True):
+        torch.testing.assert_close(logits, head(features.clamp(-c, c)), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", ["many classes", "few classes", "another head", "half precision"])
+def test_only_linear_heads_of_many_classes_are_followed(kind):
+    features, head = torch.randn(4, 6), nn.Linear(6, 5 if kind == "few classes" else 300)
+    if kind == "another head":
+        head = nn.Sequential(head, nn.ReLU())
+    own = head(features).detach()
+    if kind == "half precision":
+        features, head = features.half(), head.half()
+    followed = mock.Mock(wraps=sweep_passes.LinearPath)
+    with mock.patch.object(sweep_passes, "LinearPath", followed), torch.no_grad():
+        assert logits_at([0.1, 9.0], features, own, head).shape == (2, *own.shape)
+    assert followed.called == (kind == "many classes")

@@ -25,8 +25,8 @@ every_metric = pytest.mark.parametrize("name", METRICS)
 @pytest.fixture(scope="module")
 def made_rows():
     draw = torch.Generator().manual_seed(3)
-    logits = torch.randn(700, K, generator=draw) * 2
-    labels = (logits / 3 + torch.randn(700, K, generator=draw)).argmax(1)
+    logits = torch.randn(240, K, generator=draw) * 2
+    labels = (logits / 3 + torch.randn(240, K, generator=draw)).argmax(1)
     return SimpleNamespace(logits=logits, probs=logits.softmax(1), labels=labels)
 
 
@@ -34,8 +34,8 @@ def metric_of(name, **arguments):
     return CalibrationMetric(name, num_classes=K, **arguments)
 
 
-def fed(metric, values, labels, cuts=(0, 1, 200, 200, 700)):
-    """The metric after batches of 1, 199, 0 and 500 rows."""
+def fed(metric, values, labels, cuts=(0, 1, 100, 100, 240)):
+    """The metric after batches of 1, 99, 0 and 140 rows."""
     for start, end in pairwise(cuts):
         metric.update(values[start:end], labels[start:end])
     return metric
@@ -50,27 +50,34 @@ def expected(name, **given):
     return getattr(metrics, name)(**given)
 
 
-# --- values ----------------------------------------------------------------------------------
-
-
 @every_metric
-def test_batches_give_what_all_rows_give_at_once(name, made_rows):
-    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
+def test_a_metric_keeps_torchmetrics_contract_and_gives_the_value_of_all_rows(name, made_rows):
+    probs, labels = made_rows.probs, made_rows.labels
+    metric = metric_of(name)
+    metric.update(probs[:0], labels[:0])
+    with pytest.raises(InputError, match="there are no rows"):
+        metric.compute()
+    metric.reset()
+    first = metric(probs[:90], labels[:90])  # forward gives the batch and keeps the whole
+    assert float(first) == pytest.approx(
+        expected(name, probs=probs[:90], labels=labels[:90]), rel=1e-12
+    )
+    metric.update(probs[90:91], labels[90:91])
+    metric.update(probs[91:], labels[91:])
     value = metric.compute()
-    assert value.shape == ()
-    assert value.dtype == torch.float64
-    whole = expected(name, probs=made_rows.probs, labels=made_rows.labels)
+    assert (value.shape, value.dtype, metric.update_count) == ((), torch.float64, 3)
+    whole = expected(name, probs=probs, labels=labels)
     assert float(value) == pytest.approx(whole, rel=1e-12)
+    for other in (metric.clone(), pickle.loads(pickle.dumps(metric))):
+        assert torch.equal(other.compute(), value)
+    lists = [key for key, state in metric.metric_state.items() if isinstance(state, list)]
+    assert bool(lists) == (name in ROWS)  # only metrics that rank rows keep rows
+    of_logits = fed(metric_of(name, kind="logits"), made_rows.logits, labels)
+    whole = expected(name, logits=made_rows.logits, labels=labels)
+    assert float(of_logits.compute()) == pytest.approx(whole, rel=1e-12)
 
 
-@every_metric
-def test_logits_are_read_as_such_when_said_so(name, made_rows):
-    metric = fed(metric_of(name, kind="logits"), made_rows.logits, made_rows.labels)
-    whole = expected(name, logits=made_rows.logits, labels=made_rows.labels)
-    assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ["ece", "mce", "classwise_ece", "adaptive_ece", "debiased_ce"])
+@pytest.mark.parametrize("name", ["mce", "classwise_ece", "debiased_ce"])
 def test_the_number_of_bins_counts(name, made_rows):
     metric = fed(metric_of(name, bins=7), made_rows.probs, made_rows.labels)
     whole = getattr(metrics, name)(made_rows.probs, made_rows.labels, bins=7)
@@ -88,18 +95,8 @@ def test_a_single_logit_and_its_float_labels_are_two_classes(shape, made_rows):
     assert float(metric.compute()) == metrics.ece(logits=pair, labels=labels.long())
 
 
-def test_half_precision_predictions_are_summed_in_float64(made_rows):
-    metric = CalibrationMetric("ece")
-    rows = made_rows.probs.half().repeat(20, 1), made_rows.labels.repeat(20)
-    fed(metric, *rows, cuts=range(0, 14001, 100))
-    assert float(metric.compute()) == pytest.approx(metrics.ece(*rows), rel=1e-12)
-
-
-# --- beside torchmetrics' own ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("ours", "norm"), [("ece", "l1"), ("mce", "max"), ("rms_ce", "l2")])
-@pytest.mark.parametrize("bins", [10, 15])
+@pytest.mark.parametrize("bins", [15])
 def test_torchmetrics_own_class_gives_the_same_where_conventions_agree(ours, norm, bins, made_rows):
     theirs = torchmetrics.classification.MulticlassCalibrationError(K, n_bins=bins, norm=norm)
     theirs.update(made_rows.probs, made_rows.labels)
@@ -123,40 +120,10 @@ def test_logits_between_0_and_1_are_guessed_there_and_refused_here():
     assert float(theirs(logits, labels)) != pytest.approx(
         metrics.ece(logits=logits, labels=labels), abs=0.1
     )
-    with pytest.raises(InputError, match=r"sums to 0\.6, not 1 .*with kind='logits', else divide"):
+    with pytest.raises(InputError, match=r"the sum 0\.6: .*with kind='logits', else divide"):
         CalibrationMetric("ece").update(logits, labels)
     found = CalibrationMetric("ece", kind="logits")(logits, labels)
     assert float(found) == metrics.ece(logits=logits, labels=labels)
-
-
-# --- torchmetrics' interface -----------------------------------------------------------------
-
-
-@every_metric
-def test_forward_gives_the_batch_and_keeps_the_whole(name, made_rows):
-    metric = metric_of(name)
-    first = metric(made_rows.probs[:300], made_rows.labels[:300])
-    second = metric(made_rows.probs[300:], made_rows.labels[300:])
-    part = expected(name, probs=made_rows.probs[:300], labels=made_rows.labels[:300])
-    assert float(first) == pytest.approx(part, rel=1e-12)
-    assert float(first) != float(second)
-    whole = expected(name, probs=made_rows.probs, labels=made_rows.labels)
-    assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
-    assert metric.update_count == 2
-
-
-@every_metric
-def test_reset_clone_and_pickle(name, made_rows):
-    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
-    twin, copy = metric.clone(), pickle.loads(pickle.dumps(metric))
-    value = metric.compute()
-    metric.reset()
-    assert not metric.update_called
-    for other in (twin, copy):
-        assert other is not metric
-        assert torch.equal(other.compute(), value)
-    metric.update(made_rows.probs, made_rows.labels)
-    assert float(metric.compute()) == pytest.approx(float(value), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["ece", "nll", "classwise_ece", "smooth_ece"])
@@ -175,8 +142,8 @@ def test_states_are_saved_when_asked_for(name, made_rows):
 def test_a_collection_shares_the_states_of_metrics_that_keep_the_same(made_rows):
     names = ["ece", "mce", "nll", "brier", "auroc", "adaptive_ece"]
     collection = torchmetrics.MetricCollection({name: metric_of(name) for name in names})
-    collection.update(made_rows.probs[:400], made_rows.labels[:400])
-    collection.update(made_rows.probs[400:], made_rows.labels[400:])
+    collection.update(made_rows.probs[:140], made_rows.labels[:140])
+    collection.update(made_rows.probs[140:], made_rows.labels[140:])
     assert len(collection.compute_groups) == 3
     for name, value in collection.compute().items():
         assert float(value) == pytest.approx(
@@ -204,7 +171,7 @@ def test_what_a_metric_says_of_itself():
     said = {name: metric_of(name).higher_is_better for name in METRICS}
     assert [name for name, higher in said.items() if higher] == ["accuracy", "auroc"]
     unranked = [name for name, higher in said.items() if higher is None]
-    assert unranked == ["overconfidence", "confidence"]
+    assert unranked == ["confidence", "overconfidence"]
     metric = CalibrationMetric()
     assert metric.metric == "ece"
     assert metric.is_differentiable is False
@@ -213,21 +180,13 @@ def test_what_a_metric_says_of_itself():
     assert tracker.maximize is False
 
 
-@every_metric
-def test_only_metrics_that_rank_rows_keep_rows(name, made_rows):
-    metric = fed(metric_of(name), made_rows.probs, made_rows.labels)
-    lists = [key for key, state in metric.metric_state.items() if isinstance(state, list)]
-    assert bool(lists) == (name in ROWS)
-
-
 # --- types and devices -----------------------------------------------------------------------
 
 CASTS = {
     "half": lambda module: module.half(),
-    "float": lambda module: module.float(),
     "to bfloat16": lambda module: module.to(torch.bfloat16),
     "to half": lambda module: module.to(device="cpu", dtype=torch.half),
-    "type": lambda module: module.type(torch.float16),
+    "set_dtype": lambda module: (module.half(), module.metric.set_dtype(torch.half)),
 }
 
 
@@ -238,20 +197,12 @@ def test_casting_the_model_around_it_leaves_the_sums_as_they_are(name, cast, mad
     model.layer, model.metric = nn.Linear(2, 2), metric_of(name)
     fed(model.metric, made_rows.probs, made_rows.labels)
     CASTS[cast](model)
-    if cast != "float":
-        assert model.layer.weight.dtype in (torch.half, torch.bfloat16)
+    assert model.layer.weight.dtype in (torch.half, torch.bfloat16)
     whole = getattr(metrics, name)(made_rows.probs, made_rows.labels)
     assert float(model.metric.compute()) == pytest.approx(whole, rel=1e-12)
     model.metric.reset()
     fed(model.metric, made_rows.probs, made_rows.labels)
     assert float(model.metric.compute()) == pytest.approx(whole, rel=1e-12)
-
-
-def test_set_dtype_leaves_the_sums_as_they_are(made_rows):
-    for name in ("ece", "auroc"):
-        metric = fed(metric_of(name), made_rows.probs, made_rows.labels).set_dtype(torch.half)
-        whole = getattr(metrics, name)(made_rows.probs, made_rows.labels)
-        assert float(metric.compute()) == pytest.approx(whole, rel=1e-12)
 
 
 def test_states_follow_the_metric_to_its_device():
@@ -277,9 +228,6 @@ def rows(made_rows):
     return {"probs": made_rows.probs, "labels": made_rows.labels}
 
 
-# --- pictures --------------------------------------------------------------------------------
-
-
 def test_plot_is_the_reliability_diagram(made_rows):
     pytest.importorskip("matplotlib")
     metric = fed(CalibrationMetric("mce", bins=10), made_rows.probs, made_rows.labels)
@@ -299,27 +247,21 @@ def test_plot_of_values_is_torchmetrics_own(made_rows):
     metric = fed(CalibrationMetric("ece"), made_rows.probs, made_rows.labels)
     _, ax = metric.plot([metric.compute(), metric.compute()])
     assert ax.get_title() != "accuracy"
+    with pytest.raises(InputError, match=r"nll keeps no bins: take the diagram of 'ece'"):
+        CalibrationMetric("nll").diagram()
     brier = fed(CalibrationMetric("brier"), made_rows.probs, made_rows.labels)
     figure, _ = brier.plot()
     assert len(figure.axes) == 1
     pyplot.close("all")
 
 
-def test_a_metric_without_bins_has_no_diagram():
-    with pytest.raises(InputError, match=r"nll keeps no bins: take the diagram of 'ece'"):
-        CalibrationMetric("nll").diagram()
-
-
-# --- refusals --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": "acc"}, r"metric is 'acc': choose ece, .* or e_aurc"),
+        ({"metric": "acc"}, r"metric is 'acc': choose accuracy, .* or e_aurc"),
         ({"kind": "scores"}, r"kind is 'scores': choose probs or logits"),
         ({"bins": 0}, r"bins is 0: give a whole number from 1 up"),
-        ({"metric": "classwise_ece"}, r"classwise_ece keeps bins for each class: pass num_classes"),
+        ({"metric": "classwise_ece"}, r"num_classes is None: .* from 2 up"),
         ({"metric": "classwise_ece", "num_classes": 1}, r"num_classes is 1: .* from 2 up"),
     ],
 )
@@ -330,22 +272,14 @@ def test_arguments_that_cannot_be_used(arguments, message):
 
 def test_predictions_that_cannot_be_used(made_rows):
     metric = CalibrationMetric("ece")
-    with pytest.raises(InputError, match=r"outside 0..1: .*make the CalibrationMetric with kind="):
+    with pytest.raises(InputError, match=r"lie in 0..1 .*make the CalibrationMetric with kind="):
         metric.update(made_rows.logits, made_rows.labels)
-    with pytest.raises(InputError, match=r"labels has 3 rows"):
+    with pytest.raises(InputError, match=r"there are 3 labels"):
         metric.update(made_rows.probs, made_rows.labels[:3])
     with pytest.raises(InputError, match=r"preds has 5 classes and num_classes is 4"):
         CalibrationMetric("classwise_ece", num_classes=4).update(*rows(made_rows).values())
     with pytest.raises(ValueError, match="Unexpected keyword"):
         CalibrationMetric("ece", n_bins=10)
-
-
-@every_metric
-def test_no_rows_are_no_value(name, made_rows):
-    metric = metric_of(name)
-    metric.update(made_rows.probs[:0], made_rows.labels[:0])
-    with pytest.raises(InputError, match="there are no rows"):
-        metric.compute()
 
 
 def test_a_missing_torchmetrics_names_the_extra():
@@ -359,11 +293,8 @@ def test_a_missing_torchmetrics_names_the_extra():
     assert "pip install 'featcal[torchmetrics]'" in done.stdout, done.stderr
 
 
-# --- the documents ---------------------------------------------------------------------------
-
-
 def test_the_documents_run(made_rows, shown):
-    batches = [(made_rows.logits[a:b], made_rows.labels[a:b]) for a, b in ((0, 300), (300, 700))]
+    batches = [(made_rows.logits[a:b], made_rows.labels[a:b]) for a, b in ((0, 100), (100, 240))]
     names = {"model": lambda logits: logits, "val_loader": batches}
     for block in shown("torchmetrics"):
         exec(block, names)
@@ -416,7 +347,7 @@ def test_two_processes_give_the_value_of_one(made_rows, tmp_path):
             *(tmp_path / "worker.py", tmp_path, Path(__file__).parents[1] / "models"),
         ],
         check=True,
-        timeout=120,
+        timeout=300,
     )
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert found[0] == found[1]

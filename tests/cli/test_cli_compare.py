@@ -1,15 +1,16 @@
-"""featcal compare: columns, order, formats, files, cross-fitting, and what it refuses."""
+"""featcal compare: columns, order, formats, files, cross-fitting, terminals of any width."""
 
 import csv
 import io
-import json
+import re
 
 import pytest
-from cli_cases import arrays, done, featcal, packed, refused, tree
+from cli_cases import arrays, done, encoded, featcal, packed, refused, tree
 
-from featcal import evaluate
+from featcal import METHODS, evaluate, parse
 from featcal.data import Pack
-from featcal.report.scores import COLUMNS
+from featcal.metrics.columns import COLUMNS
+from featcal.report.tables import PAPER_METHODS, PAPER_RECIPES
 
 FEW = ("--resamples", "100")
 
@@ -71,13 +72,6 @@ def test_the_table_says_what_json_says(pack):
     assert "featcal fit" in text
 
 
-def test_without_resamples_the_table_is_one_line_a_recipe(pack):
-    text = compare(pack, "none", "temperature", "--resamples", "0").out
-    assert len(cells(text)) == 3
-    assert "better" not in text
-    assert "resamples" not in text
-
-
 @pytest.mark.parametrize("joint", [False, True])
 def test_metrics_choose_the_columns_and_the_first_one_sorts(pack, joint):
     flags = ["--joint"] * joint
@@ -126,28 +120,6 @@ def test_cross_fitting_reads_one_split(pack):
     assert f"T = {min(values):.4g} to {max(values):.4g}" in text
 
 
-def test_cross_fitting_works_without_a_test_split(tmp_path):
-    made = {key: value for key, value in arrays(val=60).items() if not key.startswith("test")}
-    pack = packed(tmp_path, made)
-    assert compare(pack, "temperature", "--folds", "5", "--json").json["rows"][0]["n"] == 60
-
-
-# --- formats and files ------------------------------------------------------------------------
-
-
-def test_markdown(pack):
-    text = compare(pack, "none", "clip | temperature", "--format", "markdown").out
-    assert text.startswith("| recipe | accuracy % | ECE % |")
-    assert "`clip \\| temperature`" in text
-    assert "pack: fitted step by step on val, scored on 300 rows of test." in text
-
-
-def test_latex(pack):
-    text = compare(pack, "clip(min_accuracy=0.9)", "none", "--format", "latex").out
-    assert "\\begin{tabular}{lrrrrr}" in text
-    assert "\\texttt{clip(min\\_accuracy=0.9)}" in text
-
-
 def test_csv(pack):
     text = compare(pack, "none", "temperature", "--format", "csv").out
     lines = list(csv.DictReader(io.StringIO(text)))
@@ -181,22 +153,6 @@ def test_a_file_is_written_in_the_format_its_name_tells(pack, tmp_path, name, st
     compare(pack, "none", "-o", tmp_path / name, "--force")
 
 
-def test_the_option_wins_over_the_name(pack, tmp_path):
-    compare(pack, "none", "-o", tmp_path / "out", "--json")
-    assert json.loads((tmp_path / "out").read_text())["rows"][0]["recipe"] == "none"
-    compare(pack, "none", "-o", tmp_path / "table.txt", "--format", "csv")
-    assert (tmp_path / "table.txt").read_text().startswith("recipe,metric")
-
-
-def test_an_output_that_exists_is_refused_before_any_fit(pack, tmp_path, monkeypatch):
-    taken = tmp_path / "taken.csv"
-    taken.write_text("mine")
-    monkeypatch.setattr("featcal.cli.compare.run_comparison", lambda *_a, **_k: 1 / 0)
-    assert "exists" in refused("compare", pack, "-o", taken)
-    assert "does not exist" in refused("compare", pack, "-o", tmp_path / "no" / "out.csv")
-    assert taken.read_text() == "mine"
-
-
 def test_warnings_reach_whoever_reads(tmp_path):
     made = arrays(val=30, test=40)
     logits = made["val_features"] @ made["weight"].T + made["bias"]
@@ -207,3 +163,114 @@ def test_warnings_reach_whoever_reads(tmp_path):
     assert ran.code == 0
     assert ran.err.startswith("Warning: temperature:")
     assert "Warning" not in ran.out
+
+
+@pytest.fixture
+def width(monkeypatch):
+    """Sets the width of a pipe."""
+    return lambda columns: monkeypatch.setattr("featcal.cli.app.PIPE_WIDTH", columns)
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_tables_fit_and_say_what_is_missing(pack, width, columns):
+    width(columns)
+    text = compare(pack).out
+    table = [line for line in text.splitlines() if line[:1] in "┏┃┡│└"]
+    assert max(map(len, table)) <= columns
+    head = cells(text)[0]
+    for column in ("accuracy", "ECE"):
+        assert column in head
+    hidden = re.search(r"Too narrow for: (.*) \(see", text)
+    shown = {*head, *(hidden.group(1).split(", ") if hidden else ())} - {
+        "recipe",
+        "intervals",
+        "findings",
+    }
+    usual = {"accuracy", "ECE", "adaptive ECE", "NLL", "Brier", "fitted", "seconds"}
+    assert shown == usual
+    assert (hidden is None) is (columns == 200)
+
+
+def test_long_recipes_break_after_a_bar(pack, width):
+    width(90)
+    recipe = "clip(min_accuracy=0.99) | temperature"
+    lines = cells(compare(pack, "none", recipe).out)
+    first = [line[0] for line in lines]
+    assert "clip(min_accuracy=0.99) |" in first
+    assert first[first.index("clip(min_accuracy=0.99) |") + 1] == "temperature"
+    assert "NLL" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "gone"), [(40, ["intervals"]), (31, ["intervals", "findings"])]
+)
+def test_what_is_not_shown_is_not_explained(pack, width, columns, gone):
+    width(columns)
+    text = compare(pack, "none", "clip").out
+    assert re.search(r"Too narrow for: (.*) \(see", text).group(1).split(", ")[5:] == gone
+    assert "In brackets" not in text
+    assert ("Better, worse" in text) is ("findings" not in gone)
+    assert bool(re.search("[↓↑] (better|worse)", text)) is ("findings" not in gone)
+
+
+def test_a_pipe_and_a_file_cut_nothing_and_end_lines_without_blanks(pack, tmp_path):
+    recipes = ["none", *(f"clip(min_accuracy=0.9{n}) | temperature" for n in range(3))]
+    metrics = [part for name in COLUMNS for part in ("--metric", name)]
+    text = compare(pack, *recipes, *metrics, "-o", tmp_path / "out.txt").out
+    for shown in (text, (tmp_path / "out.txt").read_text()):
+        assert "Too narrow" not in shown
+        assert "…" not in shown
+        assert not [line for line in shown.splitlines() if line.endswith(" ")]
+
+
+def test_why_there_are_no_findings_is_said(pack):
+    assert "No baseline: add none, or --baseline" in compare(pack, "temperature", "clip").out
+    for args in (["none", "clip"], ["none"], ["clip", "temperature", "--baseline", "clip"]):
+        assert "No baseline" not in compare(pack, *args).out
+
+
+def test_an_ascii_terminal(pack, monkeypatch):
+    """The whole output can be encoded, and the words are there."""
+    for flags in ((), ("--format", "markdown")):
+        text = encoded(monkeypatch, "ascii", "compare", pack, *FEW, *flags)
+        assert re.search(r"[v^] (better|worse)", text)
+
+
+@pytest.fixture
+def paper(monkeypatch):
+    """The paper's table with methods that are quick and always there."""
+    recipes = ("none", "clip") + ("temperature", "clip | temperature") * 5
+    monkeypatch.setattr("featcal.report.tables.PAPER_RECIPES", recipes)
+    return recipes
+
+
+def test_paper_shows_a_block_a_metric(pack, paper, width):
+    width(80)
+    text = compare(pack, "--paper").out
+    assert [line.strip() for line in text.splitlines() if line.strip() in ("ECE", "adaptive ECE")]
+    lines = cells(text)
+    heads = [line for line in lines if line[0] == "method"]
+    assert heads == [["method", "base", "after clip"]] * 2
+    labels = [line[0] for line in lines if line[0] in PAPER_METHODS]
+    assert labels == [*PAPER_METHODS] * 2
+    body = compare(pack, "--paper", "--json").json
+    assert [row["recipe"] for row in body["rows"]] == [*paper]
+    against = [
+        row["differences"] and row["differences"]["ece"]["baseline"] for row in body["rows"][:4]
+    ]
+    assert against == [None, "none", None, "temperature"]
+    assert body["settings"]["baseline"] == "the same method without clip"
+
+
+def test_paper_in_every_format(pack, paper, tmp_path):
+    assert compare(pack, "--paper", "--format", "latex").out.count("\\begin{tabular}") == 2
+    text = compare(pack, "--paper", "--metric", "nll", "--format", "markdown").out
+    assert text.startswith("**NLL**")
+    compare(pack, "--paper", "-o", tmp_path / "paper.csv")
+    assert "clip | temperature,ece," in (tmp_path / "paper.csv").read_text()
+
+
+def test_the_paper_recipes_are_methods():
+    assert set(PAPER_METHODS.values()) <= {"none", *METHODS}
+    for recipe in PAPER_RECIPES[1:]:
+        assert repr(parse(recipe)) == recipe

@@ -6,21 +6,20 @@ import stat
 
 import numpy as np
 import pytest
-from cli_cases import arrays, done, featcal, logits_alone, packed, refused, save, tree
+from cli_cases import arrays, done, featcal, logits_alone, packed, save, tree
 
 import featcal as library
 
-COMMANDS = [(), ("demo",), ("fit",), ("eval",), ("compare",), ("paper",), ("predict",)]
-COMMANDS += [("history",), ("pack",), ("pack", "import"), ("pack", "info")]
-METRICS = {"accuracy", "ece", "adaptive_ece", "classwise_ece", "mce", "nll", "brier"}
+COMMANDS = "demo train collect fit predict export pack eval compare report explore history paper"
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_help(command):
-    said = done(*command, "--help").out
-    assert said.startswith(f"Usage: {' '.join(['featcal', *command])}")
-    assert said == done(*command, "-h").out
-    assert max(map(len, said.splitlines())) <= 100
+def test_help():
+    commands = [(), *((name,) for name in COMMANDS.split()), ("pack", "import"), ("pack", "info")]
+    for command in commands:
+        said = done(*command, "--help").out
+        assert said.startswith(f"Usage: {' '.join(['featcal', *command])}")
+        assert said == done(*command, "-h").out
+        assert max(map(len, said.splitlines())) <= 100
 
 
 def test_version_and_no_command():
@@ -47,43 +46,9 @@ def test_import_and_info(tmp_path):
     assert "sha256" in done("pack", "info", tmp_path / "my pack", "--verify").out
 
 
-def test_the_keys_of_fit(pack, tmp_path):
-    found = done("fit", pack, "clip | temperature", "-o", tmp_path / "cal", "--json").json
-    assert {"recipe", "steps", "loss_before", "loss_after", "seconds"} <= set(found)
-    assert found["recipe"] == "clip | temperature"
-    assert found["mode"] == "joint"
-    clip, temperature = found["steps"]
-    for step in (clip, temperature):
-        assert {"name", "noop", "head_passes", "converged", "message"} <= set(step)
-        assert not step["noop"]
-        assert step["head_passes"] <= 10
-    assert (clip["name"], temperature["name"]) == ("clip", "temperature")
-    assert clip["threshold"] > 0
-    assert temperature["temperature"] > 0
-    assert 0 < clip["clipped_share"] < 1
-    assert found["loss_after"] < found["loss_before"]
-    assert found["warnings"] == []
-    assert (tmp_path / "cal").is_file()
-
-
-def test_the_keys_of_eval_and_compare(pack):
-    scores = done("eval", pack, "--json").json
-    assert scores["n"] == 300
-    assert set(scores["metrics"]) >= METRICS
-    rows = done("compare", pack, "--json").json["rows"]
-    assert [row["recipe"] for row in rows] == ["none", "temperature", "clip", "clip | temperature"]
-    for row in rows:
-        assert {"recipe", "metrics", "fit", "seconds"} <= set(row)
-        assert set(row["metrics"]) == set(scores["metrics"])
-    assert rows[0]["fit"] is None
-    assert rows[0]["metrics"] == scores["metrics"]
-    assert set(rows[1]["fit"]) >= {"recipe", "steps", "loss_before", "loss_after", "seconds"}
-
-
-@pytest.mark.no_cover
-@pytest.mark.parametrize("recipe", ["temperature", "clip", "clip | temperature"])
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "sequential"])
-def test_fit_then_eval_is_the_row_of_compare(pack, tmp_path, recipe, joint):
+def test_fit_then_eval_is_the_row_of_compare(pack, tmp_path, joint):
+    recipe = "clip | temperature"
     flags = ("--resamples", "0", *["--joint"][:joint])
     row = done("compare", pack, recipe, *flags, "--json").json["rows"][0]
     fit = done(
@@ -114,8 +79,8 @@ def by_hand(probs, labels, bins=15):
     }
 
 
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_probabilities_reproduce_the_scores(pack, cal, tmp_path, split):
+def test_probabilities_reproduce_the_scores(pack, cal, tmp_path):
+    split = "val"
     said = done("predict", pack, cal, "-o", tmp_path / "p.npy", "--split", split).out
     probs = np.load(tmp_path / "p.npy", allow_pickle=False)
     labels = arrays()[f"{split}_labels"]
@@ -126,48 +91,6 @@ def test_probabilities_reproduce_the_scores(pack, cal, tmp_path, split):
     found = done("eval", pack, cal, "--split", split, "--json").json["metrics"]
     for key, value in by_hand(probs, labels).items():
         assert found[key] == pytest.approx(value, abs=1e-6), key
-
-
-def test_probabilities_of_logits_alone(logits_pack, tmp_path):
-    done("fit", logits_pack, "temperature", "-o", tmp_path / "cal")
-    done("predict", logits_pack, tmp_path / "cal", "-o", tmp_path / "p.npy")
-    found = done("eval", logits_pack, tmp_path / "cal", "--json").json["metrics"]
-    for key, value in by_hand(np.load(tmp_path / "p.npy"), arrays()["test_labels"]).items():
-        assert found[key] == pytest.approx(value, abs=1e-6), key
-    rows = done("compare", logits_pack, "--json").json["rows"]
-    assert [row["recipe"] for row in rows] == ["none", "temperature"]
-
-
-def test_a_calibrator_of_logits_works_on_features(pack, logits_pack, tmp_path):
-    done("fit", logits_pack, "temperature", "-o", tmp_path / "cal")
-    here = done("eval", pack, tmp_path / "cal", "--json").json["metrics"]
-    there = done("eval", logits_pack, tmp_path / "cal", "--json").json["metrics"]
-    assert here == pytest.approx(there, abs=1e-5)
-
-
-def test_tables_say_what_json_says(pack, cal, tmp_path):
-    said = done("eval", pack, cal).out
-    for key, value in done("eval", pack, cal, "--json").json["metrics"].items():
-        shown = f"{value:.4f}" if key in {"nll", "brier", "auroc", "aurc"} else f"{value:.2%}"
-        assert shown.replace("%", " %") in said, key
-    lines = [
-        [cell.strip() for cell in line.strip("│").split("│")]
-        for line in done("compare", pack, "--resamples", "0").out.splitlines()
-    ]
-    for row in done("compare", pack, "--json").json["rows"]:
-        (cells,) = (line for line in lines if line[0] == row["recipe"])
-        metrics = row["metrics"]
-        assert cells[1:6] == [
-            f"{100 * metrics['accuracy']:.2f} %",
-            f"{100 * metrics['ece']:.2f} %",
-            f"{100 * metrics['adaptive_ece']:.2f} %",
-            f"{metrics['nll']:.4f}",
-            f"{metrics['brier']:.4f}",
-        ]
-    fit = done("fit", pack, "temperature", "-o", tmp_path / "one", "--json").json
-    said = done("fit", pack, "temperature", "-o", tmp_path / "two").out
-    assert f"NLL {fit['loss_before']:.4f} -> {fit['loss_after']:.4f}" in said
-    assert f"T = {fit['steps'][0]['temperature']:.4g}" in said
 
 
 def test_bins_and_splits(pack):
@@ -187,35 +110,10 @@ def test_force_replaces_a_file(pack, cal, tmp_path):
     done("predict", pack, cal, "-o", out, "--force")
     assert np.load(out).shape == (300, 4)
     assert list(tree(tmp_path)) == ["out"]
+    assert out.stat().st_mode & stat.S_IRGRP  # what one user fits another may serve
 
 
-def test_reading_changes_no_pack(pack, cal):
-    before = tree(pack)
-    done("compare", pack)
-    done("eval", pack, cal)
-    done("pack", "info", pack, "--verify")
-    assert tree(pack) == before
-
-
-def test_what_is_written_can_be_read_by_others(pack, tmp_path):
-    """The usual 0644: a calibrator is fitted by one user and served by another."""
-    done("fit", pack, "temperature", "-o", tmp_path / "cal")
-    done("predict", pack, tmp_path / "cal", "-o", tmp_path / "p.npy")
-    assert (tmp_path / "p.npy").stat().st_mode & stat.S_IRGRP
-    assert (tmp_path / "cal").stat().st_mode & stat.S_IRGRP
-
-
-def test_float64_features_are_features(tmp_path, pack):
-    """The default type of numpy: what can be imported can be used."""
-    made = {key: v.astype("f8") if v.dtype.kind == "f" else v for key, v in arrays().items()}
-    wide, cal = packed(tmp_path, made), tmp_path / "cal"
-    done("fit", wide, "clip | temperature", "-o", cal)
-    done("predict", wide, cal, "-o", tmp_path / "p.npy")
-    here, there = (done("eval", p, cal, "--json").json["metrics"] for p in (wide, pack))
-    assert here == pytest.approx(there, abs=1e-5)
-
-
-@pytest.mark.parametrize("name", ["with space", "ünïcødé 漢字", "[bold]", "pack[v2]", "a[b"])
+@pytest.mark.parametrize("name", ["with space, ünïcødé 漢字", "[bold]"])
 def test_names_are_printed_as_they_are(tmp_path, name):
     pack, cal = packed(tmp_path, arrays(val=40, test=50), name), tmp_path / f"{name}.safetensors"
     assert name in done("pack", "info", pack).out
@@ -224,45 +122,17 @@ def test_names_are_printed_as_they_are(tmp_path, name):
     assert f"{name}.npy" in done("predict", pack, cal, "-o", tmp_path / f"{name}.npy").out
 
 
-def test_texts_of_a_file_are_no_markup(tmp_path):
-    meta = json.dumps({"dataset": "[/red]toy", "model": "[link]net"})
-    file = save(tmp_path / "toy.npz", {**arrays(val=40, test=50), "meta": meta})
-    said = done("pack", "import", file, "-o", tmp_path / "pack").out
-    assert "[/red]toy" in said
-    assert "[link]net" in said
-
-
-def test_warnings_of_a_fit_reach_people_and_programs(tmp_path):
-    made = logits_alone(val=30, test=40)
-    made["val_labels"] = made["val_logits"].argmax(1)  # every prediction is right
-    pack = packed(tmp_path, made)
-    fit = done("fit", pack, "temperature", "-o", tmp_path / "cal", "--json").json
-    assert not fit["steps"][0]["converged"]
-    assert "cap" in fit["warnings"][0]
-    assert "Warning:" in done("fit", pack, "temperature", "-o", tmp_path / "other").out
-    assert "Warning:" in done("compare", pack).out
-    row = done("compare", pack, "--json").json["rows"][1]
-    assert "cap" in row["fit"]["warnings"][0]  # "fit": as fit
-
-
 def odd_packs():
     """Small or lopsided data that is legal."""
     small, right = arrays(val=30, test=40), logits_alone(val=30, test=40)
-    for split in ("val", "test"):
-        right[f"{split}_labels"] = right[f"{split}_logits"].argmax(1)
-    flat = logits_alone(val=30, test=40)
-    for split in ("val", "test"):
-        flat[f"{split}_logits"][:] = 0
-    still = {**small, "val_features": np.zeros_like(small["val_features"])}
+    flat = {k: v * 0 if v.dtype.kind == "f" else v for k, v in right.items()}
+    right |= {f"{split}_labels": right[f"{split}_logits"].argmax(1) for split in ("val", "test")}
     return {
         "one row": arrays(val=1, test=1),
-        "two rows": arrays(val=2, test=2),
         "1000 classes": arrays(val=20, test=30, k=1000),
         "all right": right,
         "constant logits": flat,
-        "constant features": still,
         "float16": {k: v.astype("f2") if v.dtype.kind == "f" else v for k, v in small.items()},
-        "big-endian": {k: v.astype(">f4") if v.dtype.kind == "f" else v for k, v in small.items()},
         "no bias": {k: v for k, v in small.items() if k != "bias"},
     }
 
@@ -272,14 +142,14 @@ def odd_packs():
 def test_odd_data_goes_all_the_way(tmp_path, name):
     made = odd_packs()[name]
     pack, cal = packed(tmp_path, made), tmp_path / "cal"
-    few = ("--resamples", "100")
-    for row in done("compare", pack, *few, "--json").json["rows"]:  # strict: no NaN, no Infinity
+    body = done("compare", pack, "--resamples", "100", "-o", tmp_path / "found.json").out
+    assert "nan" not in body
+    assert "-0.0000" not in body
+    found = json.loads((tmp_path / "found.json").read_text(), parse_constant=int)  # no NaN
+    for row in found["rows"]:
         assert row["metrics"]["nll"] >= 0
         for step in row["fit"]["steps"] if row["fit"] else ():
             assert step["loss_after"] <= step["loss_before"] + 1e-6
-    said = done("compare", pack, *few).out
-    assert "nan" not in said
-    assert "-0.0000" not in said
     done("fit", pack, "clip | temperature" if "weight" in made else "temperature", "-o", cal)
     done("eval", pack, cal)
     done("predict", pack, cal, "-o", tmp_path / "p.npy")
@@ -296,25 +166,8 @@ def test_demo(tmp_path):
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
     assert said.splitlines()[-1] == f"Report, for a browser: {page}"
     assert page.read_text().startswith("<!doctype html>")
-    again = done("demo", "--out", tmp_path / "new" / "out", "--json").json
-    assert len(again["rows"]) == 4
-    assert sorted(again["pictures"]) == [str(path) for path in pictures]
-    assert again["report"] == str(page)
-    raw, best = (again["rows"][at]["metrics"] for at in (0, 3))
-    assert best["ece"] < raw["ece"] / 4
-
-
-def test_a_calibrator_of_another_network_is_refused(pack, cal, tmp_path):
-    other = packed(tmp_path, arrays(k=5), "classes")
-    wider = packed(tmp_path, arrays(d=7), "features")
-    done("fit", pack, "vector", "-o", tmp_path / "v.safetensors")
-    for command in ("eval", "predict"):
-        extra = () if command == "eval" else ("-o", tmp_path / "probs.npy")
-        said = refused(command, other, tmp_path / "v.safetensors", *extra)
-        assert "was fitted to 4 classes" in said
-        assert "has 5" in said
-        assert "6 features" in refused(command, wider, cal, *extra)
-    assert not (tmp_path / "probs.npy").exists()
+    raw, best = re.search(r"error: ([\d.]+)% before, ([\d.]+)% after", said).groups()
+    assert float(best) < float(raw) / 4
 
 
 def test_eval_tells_the_recipe_and_single_numbers_alone(pack, cal, tmp_path):

@@ -1,11 +1,12 @@
-"""featcal report: the files it writes, what it says, and what it refuses."""
+"""featcal report and explore: the files they write, and what they say."""
 
 import json
 
 import pytest
-from cli_cases import arrays, done, featcal, logits_alone, packed, refused
+from cli_cases import done, logits_alone, packed, refused
 
 from featcal.page import html
+from featcal.page.serve import Explorer
 
 RECIPES = ("--recipe", "none", "--recipe", "temperature")
 
@@ -45,52 +46,6 @@ def test_json_is_what_compare_says(pack, out):
     assert "--bins 10" in data(out)["about"]["command"]
 
 
-def test_calibrators_stand_beside_recipes(pack, cal, out):
-    done("report", pack, cal, "-o", out, *RECIPES)
-    rows = data(out)["recipes"]
-    assert rows[-1]["recipe"] == f"clip | temperature from {cal}"
-    assert rows[-1]["file"] == str(cal)
-
-
-def test_logits_alone(logits_pack, out):
-    done("report", logits_pack, "-o", out)
-    body = data(out)
-    assert [row["recipe"] for row in body["recipes"]] == ["none", "temperature"]
-    assert "logits alone" in body["notes"][0]
-
-
-def test_splits_can_be_chosen(pack, out):
-    done("report", pack, "-o", out, *RECIPES, "--split", "val", "--fit-split", "test")
-    about = data(out)["about"]
-    assert (about["fitted_on"]["split"], about["scored_on"]["split"]) == ("test", "val")
-    assert about["command"].endswith("--split val --fit-split test")
-
-
-def test_an_existing_file_is_kept_unless_forced(pack, out):
-    out.write_text("mine")
-    assert "exists" in refused("report", pack, "-o", out)
-    assert out.read_text() == "mine"
-    done("report", pack, "-o", out, *RECIPES, "--force")
-    assert out.read_text().startswith("<!doctype html>")
-
-
-def test_refusals(pack, logits_pack, cal, out, tmp_path):
-    assert "no method" in refused("report", pack, "-o", out, "--recipe", "nonsense")
-    assert "works on features" in refused("report", logits_pack, "-o", out, "--recipe", "clip")
-    assert "rows the network was trained on" in refused(
-        "report", pack, "-o", out, "--recipe", "density"
-    )
-    assert "both 'val'" in refused("report", pack, "-o", out, "--split", "val")
-    assert "no split 'dev'" in refused("report", pack, "-o", out, "--split", "dev")
-    assert "each a file of its own" in refused("report", pack, "-o", out, "--md", out)
-    assert "does not exist" in refused("report", pack, tmp_path / "no.safetensors", "-o", out)
-    other = packed(tmp_path, arrays(k=3), "other")
-    assert "fitted to 4 classes" in refused("report", other, cal, "-o", out)
-    assert "not a feature pack" in refused("report", tmp_path / "nothing", "-o", out)
-    assert "-o" in featcal("report", pack).err
-    assert not out.exists()
-
-
 def test_a_missing_package_is_said_before_the_work(pack, out, monkeypatch):
     import sys
 
@@ -115,32 +70,29 @@ def test_the_terminal_says_what_the_first_screen_says(tmp_path):
         "Wrote",
     ]
     assert len(parts) > 7
+    assert any("Only 80 rows" in caution for caution in body["summary"]["cautions"])
+    assert [row["recipe"] for row in body["recipes"]] == ["none", "temperature"]
+    assert "logits alone" in body["notes"][0]
     places = [text.index(" ".join(part.split())) for part in parts]
     assert places == sorted(places)
 
 
-def test_a_calibrator_that_was_fitted_on_the_scored_rows_is_not_recommended(pack, out, tmp_path):
-    cheat = tmp_path / "cheat.safetensors"
-    done("fit", pack, "temperature", "--split", "test", "-o", cheat)
-    ran = done("report", pack, cheat, "-o", out, "--recipe", "none")
-    text = " ".join(ran.out.split())
-    assert "cheat.safetensors was fitted on the very rows that are scored here" in text
-    assert "Yes" not in text
-    assert "predict" not in text
-    assert data(out)["summary"]["pick"] is None
-
-
-def test_a_refusal_names_no_split_that_is_not_its_cause(pack, out):
-    for given in (
-        ("--recipe", "density"),
-        ("--split", "val"),
-        ("--split", "dev"),
-    ):
-        for command in (("report", pack, "-o", out), ("explore", pack)):
-            assert ", split '" not in refused(*command, *given)
-
-
-def test_few_rows_are_said(tmp_path):
-    small = packed(tmp_path, logits_alone(val=60, test=80), "small")
-    found = done("report", small, "-o", tmp_path / "r.html", "--json").json
-    assert any("Only 80 rows" in caution for caution in found["summary"]["cautions"])
+def test_the_page_is_that_of_the_report_with_the_same_options(pack, cal, tmp_path, monkeypatch):
+    """Recipes, files and bins; what it was made with can be typed again."""
+    served = []
+    monkeypatch.setattr(Explorer, "serve_forever", lambda explorer: served.append(explorer.page))
+    options = ("--recipe", "vector", "--bins", "9", "--split", "val", "--fit-split", "test")
+    done("explore", pack, cal, *options, "--no-browser")
+    done("report", pack, cal, *options, "-o", tmp_path / "r.html")
+    (tmp_path / "served.html").write_bytes(served[0])
+    mine, theirs = (data(tmp_path / name) for name in ("served.html", "r.html"))
+    told = "--recipe vector --split val --fit-split test --bins 9"
+    assert mine["about"].pop("command") == f"featcal explore {pack} {cal} {told}"
+    theirs["about"].pop("command")
+    for body in (mine, theirs):
+        for row in body["recipes"]:
+            row.pop("seconds")
+            row.pop("fit")
+    assert mine == theirs
+    assert [row["recipe"] for row in mine["recipes"]][1] == "vector"
+    assert mine["recipes"][2]["file"] == str(cal)

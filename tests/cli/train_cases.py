@@ -25,25 +25,8 @@ def twice(classes):
 def bare(classes):
     return nn.Sequential(nn.Conv2d(3, classes, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
-def sure(classes):
-    return nn.Sequential(*tiny(classes), nn.Softmax(1))
-
-def pair(classes):
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one = tiny(classes)
-
-        def forward(self, images):
-            return self.one(images), images
-
-    return Pair()
-
 def lists(classes):
     return [nn.Linear(3, classes)]
-
-def binary(classes):
-    return tiny(2)
 
 def nothing():
     return tiny(10)

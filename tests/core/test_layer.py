@@ -1,16 +1,13 @@
 """Any layer inside a network: a map on what it gives, and the rest of the network as a head."""
 
-from collections import namedtuple
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import featcal
-from featcal import Batch, FeatureClip, InputError, Temperature, attach, collect
-from featcal.heads.attach import MappedLayer, Rest, first_row_of, first_tensor, repeated, with_first
-from featcal.heads.find import mapped
+from featcal import FeatureClip, InputError, attach, collect
+from featcal.heads.attach import MappedLayer, Rest, first_tensor
 
 
 class Conv(nn.Module):
@@ -58,9 +55,6 @@ def rest_of(net, x, layer="block1", head="fc", **more):
     return Rest(net, x, layer=layer, head=head, sample=sample, **more).eval()
 
 
-# --- the rest of the network ------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("repeat", [False, True])
 def test_the_rest_is_the_second_half_of_the_network(net, x, repeat):
     rest = rest_of(net, x, repeat=repeat)
@@ -69,29 +63,6 @@ def test_the_rest_is_the_second_half_of_the_network(net, x, repeat):
         torch.testing.assert_close(rest(own.flatten(1)), net(x))
         other = 3 * torch.rand(11, *own.shape[1:])  # of other samples, and more of them
         torch.testing.assert_close(rest(other.flatten(1)), second_half(net, other))
-
-
-def test_no_hook_is_left(net, x):
-    rest = rest_of(net, x)
-    with torch.no_grad():
-        rest(net.block1(x).flatten(1))
-        with pytest.raises(RuntimeError):
-            rest(torch.zeros(3, 7))
-    assert not any(part._forward_hooks for part in net.modules())
-
-
-def test_a_single_logit_and_a_pixel_head_give_two_and_three_logits(net, x):
-    net.fc = nn.Linear(6, 1)
-    rest = rest_of(net, x)
-    with torch.no_grad():
-        z = rest(net.block1(x).flatten(1))
-        torch.testing.assert_close(z, torch.cat([torch.zeros(7, 1), net(x)], 1))
-
-    pixel = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 3, 1)).eval()
-    rest = Rest(pixel, x, layer="0", head="2", sample=torch.Size((4, 3, 3)))
-    with torch.no_grad():
-        found = rest(pixel[0](x).flatten(1))
-        torch.testing.assert_close(found, pixel(x).flatten(1))
 
 
 def test_a_layer_that_gives_a_tuple():
@@ -130,73 +101,6 @@ REFUSED = "cannot be computed from what layer 'block1' gives alone: .* name a la
 def test_a_way_around_the_layer_is_refused(x):
     with pytest.raises(InputError, match=REFUSED):
         collect(Skip(), [(x, torch.zeros(7).long())], layer="block1")
-
-
-def test_a_way_around_the_layer_is_refused_where_every_batch_has_one_row(x):
-    """One row alone cannot show it: the second batch does."""
-    net = Skip().eval()
-    rows = [(row[None], torch.tensor([place % 3])) for place, row in enumerate(x)]
-    assert collect(net, rows[:1], layer="block1").rows == 1
-    with pytest.raises(InputError, match=REFUSED):
-        featcal.calibrate(net, rows, "clip", layer="block1")
-
-
-def test_a_network_that_counts_its_inputs_gets_as_many(x):
-    class Counts(Conv):
-        def forward(self, x):
-            h = self.block2(self.block1(x)).mean((2, 3))
-            return self.fc(h.reshape(x.shape[0], 6))
-
-    net = Counts().eval()
-    data = collect(net, [(x, torch.zeros(7).long())], layer="block1")
-    other = torch.rand(11, *net.block1(x).shape[1:])
-    with torch.no_grad():
-        torch.testing.assert_close(data.head(other.flatten(1)), second_half(net, other))
-
-
-def test_a_layer_behind_the_head_or_around_it_is_refused(net, x):
-    labels = torch.zeros(7).long()
-    with pytest.raises(InputError, match="name a later layer"):
-        collect(nn.Sequential(net, nn.Identity()), [(x, labels)], head="0.fc", layer="1")
-
-
-def test_layers_that_give_no_tensor_or_run_twice(net, x):
-    class Odd(Conv):
-        def forward(self, x):
-            self.twice(x)
-            self.mapping(x)
-            return super().forward(self.twice(x))
-
-    class Mapping(nn.Module):
-        def forward(self, x):
-            return {"x": x}
-
-    odd = Odd()
-    odd.twice, odd.mapping = nn.Identity(), Mapping()
-    labels = torch.zeros(7).long()
-    with pytest.raises(InputError, match="'twice' ran 2 times in one forward pass"):
-        collect(odd, [(x, labels)], layer="twice")
-    with pytest.raises(InputError, match="the layer gives a dict: name a layer that gives a tens"):
-        collect(odd, [(x, labels)], layer="mapping")
-    odd.never = nn.Linear(2, 2)
-    with pytest.raises(InputError, match="'never' ran 0 times"):
-        collect(odd, [(x, labels)], layer="never")
-
-
-def test_a_layer_whose_samples_are_not_along_the_first_axis_is_refused():
-    class TimeFirst(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.fc = nn.Linear(3, 4), nn.Linear(4, 2)
-
-        def forward(self, x):
-            return self.fc(self.embed(x.transpose(0, 1)).mean(0))
-
-    with pytest.raises(InputError, match=r"'embed' works on 5 rows for 6 labels: name a la"):
-        collect(TimeFirst(), [(torch.randn(6, 5, 3), torch.zeros(6).long())], layer="embed")
-
-
-# --- fitting through it -----------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -250,81 +154,3 @@ def test_the_attached_model_computes_what_was_fitted(net, overconfident):
         torch.testing.assert_close(found(x), by_head)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert not any(part._forward_hooks for part in net.modules())
-
-
-def test_the_report_of_a_fit_through_an_inner_layer_counts_its_activations(net, overconfident):
-    x, y = overconfident
-    data = collect(net, batches(x, y), layer="block1")
-    hot = Temperature().fit(data, data.head)
-    assert (hot.report.classes, hot.report.features) == (3, 4 * 5 * 5)
-    assert data.layer == "block1"
-    assert data.path == "fc"
-
-
-def test_bfloat16_inside(net, overconfident):
-    x, y = overconfident
-    net = net.bfloat16()
-    found = featcal.calibrate(net, batches(x, y), "clip", layer="block1")
-    c = found.block1.calibrator.threshold
-    assert torch.isfinite(c)
-    with torch.no_grad():
-        h = net.block1(x.bfloat16())
-        clamped = h.float().clamp(-c, c).bfloat16()
-        torch.testing.assert_close(found(x.bfloat16()).float(), second_half(net, clamped).float())
-
-
-# --- the layer itself -------------------------------------------------------------------------
-
-
-def test_a_fresh_map_changes_nothing(net, x):
-    made = MappedLayer(net.block1, FeatureClip())
-    assert torch.equal(made(x), net.block1(x))
-    assert list(made.state_dict()) == [*net.block1.state_dict(), "calibrator.threshold"]
-    half = MappedLayer(net.block1.half(), FeatureClip().assign(threshold=0.25))
-    assert half(x.half()).dtype == torch.float16
-    assert float(half(x.half()).detach().max()) == 0.25
-
-
-def test_arguments_of_the_layer_pass_through():
-    class Odd(nn.Module):
-        def forward(self, x, *, scale):
-            return x * scale
-
-    made = MappedLayer(Odd(), FeatureClip().assign(threshold=1.0))
-    assert torch.equal(made(torch.ones(2, 3), scale=5.0), torch.ones(2, 3))
-
-
-def test_whatever_stands_beside_the_first_tensor_stays():
-    Pair = namedtuple("Pair", ["one", "two"])
-    new = torch.ones(1)
-    for output in ((torch.zeros(1), "b"), [torch.zeros(1), "b"], Pair(torch.zeros(1), "b")):
-        found = with_first(output, new)
-        assert type(found) is type(output)
-        assert found[0] is new
-        assert found[1] == "b"
-    assert with_first(torch.zeros(1), new) is new
-
-
-@pytest.mark.parametrize("output", [None, 3, {"x": torch.zeros(1)}, (None, torch.zeros(1))])
-def test_what_gives_no_tensor_is_refused(output):
-    with pytest.raises(InputError, match="name a layer that gives a tensor"):
-        first_tensor(output)
-
-
-def test_one_row_stands_in_for_all_of_an_input():
-    inputs = {"a": torch.arange(6).reshape(3, 2), "b": (torch.tensor(5), "text"), "c": None}
-    one = first_row_of(inputs)
-    assert torch.equal(one["a"], torch.tensor([[0, 1]]))
-    assert one["b"] == (torch.tensor(5), "text")
-    many = repeated(one, 4)
-    assert torch.equal(many["a"], torch.tensor([[0, 1]] * 4))
-    assert many["b"][0].ndim == 0
-    assert mapped(3.5, lambda t: t) == 3.5
-
-
-def test_the_rest_of_a_fitted_batch_is_checked_before_the_fit(net, x):
-    rest = rest_of(net, x)
-    with torch.no_grad():
-        features, logits = net.block1(x).flatten(1), net(x) + 1
-    with pytest.raises(InputError, match="differs from the stored logits"):
-        FeatureClip().fit(Batch(logits, torch.zeros(7).long(), features), rest)

@@ -1,18 +1,32 @@
-"""What `collect` keeps, of which models, and that everything is as it was afterwards."""
+"""What `collect` keeps, of which models and loaders, and that all is as it was afterwards."""
 
 import random
+from collections import UserDict
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+)
 
 from featcal import FeatureClip, InputError, Temperature, attach, collect
 from featcal.core.progress import listen
+from featcal.data.collect import placed, rows_expected, unpacked
 
 # The labels here follow no network, so that a temperature may end at its cap.
 pytestmark = pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+
+X = torch.randn(10, 5, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(10) % 3
+ROWS = TensorDataset(X, Y)
 
 
 class Net(nn.Module):
@@ -38,18 +52,8 @@ def net():
     return Net()
 
 
-@pytest.fixture
-def x():
-    return torch.randn(10, 5, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.fixture
-def y():
-    return torch.arange(10) % 3
-
-
-def parts(x, y, size=4):
-    return [(x[i : i + size], y[i : i + size]) for i in range(0, len(x), size)]
+def parts(size=4):
+    return [(X[i : i + size], Y[i : i + size]) for i in range(0, 10, size)]
 
 
 def joined(data, name):
@@ -57,53 +61,43 @@ def joined(data, name):
 
 
 @torch.no_grad()
-def by_hand(net, x):
+def by_hand(net):
     """Features and logits of the model in eval mode, written out."""
     linear, norm = net.body[0], net.body[1]
-    h = x @ linear.weight.T + linear.bias
+    h = X @ linear.weight.T + linear.bias
     h = (h - norm.running_mean) / (norm.running_var + norm.eps).sqrt() * norm.weight + norm.bias
     return h.relu(), h.relu() @ net.fc.weight.T + net.fc.bias
 
 
-# --- what is kept -----------------------------------------------------------------------------
-
-
-def test_features_logits_and_labels_are_those_of_the_model(net, x, y):
-    data = collect(net, parts(x, y))
-    features, logits = by_hand(net, x)
+def test_features_logits_and_labels_are_those_of_the_model(net):
+    data = collect(net, [(X[:0], Y[:0]), *parts()])  # batches without rows are passed over
+    features, logits = by_hand(net)
     torch.testing.assert_close(joined(data, "features"), features)
     torch.testing.assert_close(joined(data, "logits"), logits)
-    assert torch.equal(joined(data, "labels"), y)
+    assert torch.equal(joined(data, "labels"), Y)
     assert (data.rows, data.path, data.layer) == (10, "fc", None)
     assert [len(batch) for batch in data] == [4, 4, 2]
     torch.testing.assert_close(data.head(features), logits)
 
 
 @pytest.mark.parametrize(
-    "batches",
+    "loader",
     [
-        lambda x, y: [[x, y]],
-        lambda x, y: DataLoader(TensorDataset(x, y), batch_size=4),
-        lambda x, y: ((a, b.tolist()) for a, b in parts(x, y)),
-        lambda x, y: [(x, y.numpy())],
-        lambda x, y: [(x, y.int())],
-        lambda x, y: [{"x": x, "labels": y, "idx": y}],
-        lambda x, y: iter([{"anything": x, "target": y.numpy()}]),
+        [[X, Y]],
+        DataLoader(ROWS, batch_size=4),
+        ((a, b.tolist()) for a, b in parts()),
+        [(X, Y.int().numpy())],
+        [{"x": X, "labels": Y, "idx": Y}],
+        iter([UserDict({"anything": X, "target": Y})]),
     ],
 )
-def test_every_form_of_loader_gives_the_same(net, x, y, batches):
-    data = collect(net, batches(x, y))
-    assert torch.equal(joined(data, "labels").long(), y)
-    torch.testing.assert_close(joined(data, "logits"), by_hand(net, x)[1])
-    Temperature().fit(data, data.head)
+def test_every_form_of_loader_gives_the_same(net, loader):
+    data = collect(net, loader)
+    assert torch.equal(joined(data, "labels").long(), Y)
+    torch.testing.assert_close(joined(data, "logits"), by_hand(net)[1])
 
 
-def test_unpack(net, x, y):
-    data = collect(net, [(x, "note", y)], unpack=lambda batch: (batch[0], batch[2]))
-    assert torch.equal(data[0].labels, y)
-
-
-def test_several_inputs(x, y):
+def test_several_inputs_and_unpack():
     class Two(nn.Module):
         def __init__(self):
             super().__init__()
@@ -112,15 +106,15 @@ def test_several_inputs(x, y):
         def forward(self, left, right):
             return self.out(left - right)
 
-    net = Two()
-    for inputs in ((x, x + 1), [x, x + 1], {"right": x + 1, "left": x}):
-        data = collect(net, [(inputs, y)])
+    both = {"right": X + 1, "left": X}
+    for batch in (((X, X + 1), Y), ([X, X + 1], Y), (both, Y), {**both, "label": Y, "weight": Y}):
+        data = collect(Two(), [batch])
         torch.testing.assert_close(data[0].features, torch.full((10, 5), -1.0))
-    data = collect(net, [{"left": x, "right": x + 1, "label": y, "weight": y}])
-    torch.testing.assert_close(data[0].features, torch.full((10, 5), -1.0))
+    data = collect(Two(), [(X, X + 1, Y)], unpack=lambda batch: (batch[:2], batch[2]))
+    assert torch.equal(data[0].labels, Y)
 
 
-def test_what_is_kept_is_a_copy_of_its_own(x, y):
+def test_what_is_kept_is_a_copy_of_its_own():
     """A view of one token would keep every token; a loader may fill its tensors again."""
 
     class Tokens(nn.Module):
@@ -131,7 +125,7 @@ def test_what_is_kept_is_a_copy_of_its_own(x, y):
         def forward(self, tokens):
             return self.fc(tokens[:, 0])
 
-    buffer, labels = torch.zeros(10, 100, 5), y.clone()
+    buffer, labels = torch.zeros(10, 100, 5), Y.clone()
 
     def refilled():
         for place in range(3):
@@ -139,55 +133,45 @@ def test_what_is_kept_is_a_copy_of_its_own(x, y):
             labels.fill_(place)
             yield buffer, labels
 
-    data = collect(Tokens(), refilled())
-    for place, batch in enumerate(data):
+    for place, batch in enumerate(collect(Tokens(), refilled())):
         assert bool((batch.features == place).all())
         assert bool((batch.labels == place).all())
         for part in (batch.features, batch.logits, batch.labels):
             assert part.untyped_storage().nbytes() == part.nbytes
 
 
-ENDINGS = [lambda z: z, lambda z: z.softmax(1), lambda z: {"logits": z.log_softmax(1)}]
-
-
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_the_logits_are_those_before_a_softmax(x, y, ending):
+@pytest.mark.parametrize("ending", [lambda z: z.softmax(1), lambda z: {"logits": z.log_softmax(1)}])
+def test_the_logits_are_those_before_a_softmax(ending):
     net = Net(lambda net, h: ending(net.fc(h)))
-    torch.testing.assert_close(collect(net, [(x, y)])[0].logits, by_hand(net, x)[1])
+    torch.testing.assert_close(collect(net, [(X, Y)])[0].logits, by_hand(net)[1])
 
 
 @pytest.mark.parametrize("shape", [(-1, 1), (-1,)])
-@pytest.mark.parametrize("labels", [torch.Tensor.long, torch.Tensor.bool, torch.Tensor.float])
-def test_a_single_logit_is_kept_as_two(x, y, shape, labels):
+def test_a_single_logit_is_kept_as_two(shape):
     net = Net(lambda net, h: net.fc(h).reshape(shape), classes=1)
-    truth = (y > 0).long()
-    for form in (labels(truth), labels(truth)[:, None]):
-        data = collect(net, [(x, form)])
-        z = by_hand(net, x)[1]
+    truth = (Y > 0).long()
+    for labels in (truth, truth.bool(), truth.float()[:, None]):
+        data = collect(net, [(X, labels)])
+        z = by_hand(net)[1]
         torch.testing.assert_close(data[0].logits, torch.cat([torch.zeros(10, 1), z], 1))
         assert torch.equal(data[0].labels, truth)
         torch.testing.assert_close(data.head(data[0].features), data[0].logits)
 
 
-def test_a_convolution_of_one_pixel(y):
+def test_heads_of_whole_samples():
     net = nn.Sequential(nn.Conv2d(5, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 3, 1))
     net.append(nn.Flatten())
     images = torch.randn(10, 5, 4, 4)
-    data = collect(net, [(images, y)])
+    data = collect(net, [(images, Y)])  # a convolution of one pixel
     assert data.path == "2"
+    assert isinstance(data.head, nn.Linear)
     with torch.no_grad():
         assert torch.equal(data[0].features, net[1](net[0](images)).flatten(1))
         assert torch.equal(data[0].logits, net(images))
-    assert isinstance(data.head, nn.Linear)
-
-
-def test_a_head_of_whole_samples(y):
-    """SqueezeNet's: convolution, ReLU, mean."""
-    head = nn.Sequential(nn.Dropout(), nn.Conv2d(5, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
-    net = nn.Sequential(nn.Conv2d(2, 5, 3), head, nn.Flatten()).eval()
-    images = torch.randn(10, 2, 5, 5)
-    data = collect(net, [(images, y)], head="1")
-    assert data[0].features.shape == (10, 5 * 3 * 3)
+    head = nn.Sequential(nn.Dropout(), nn.Conv2d(4, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    net = nn.Sequential(nn.Conv2d(5, 4, 2), head, nn.Flatten()).eval()  # SqueezeNet's
+    data = collect(net, [(images, Y)], head="1")
+    assert data[0].features.shape == (10, 4 * 3 * 3)
     found = attach(net, FeatureClip().assign(threshold=0.1), head="1")
     with torch.no_grad():
         expected = net[1](net[0](images).clamp(-0.1, 0.1)).flatten(1)
@@ -195,282 +179,266 @@ def test_a_head_of_whole_samples(y):
         torch.testing.assert_close(data.head(data[0].features.clamp(-0.1, 0.1)), expected)
 
 
-class Causal(nn.Module):
-    """Scores every token, and returns the scores of the last one that is not padding."""
-
-    def __init__(self, score):
-        super().__init__()
-        self.embed, self.score = nn.Embedding(9, 5), score
-
-    def forward(self, ids):
-        scores = self.score(self.embed(ids))
-        return scores[torch.arange(len(ids)), (ids > 0).sum(1) - 1]
-
-
 @pytest.mark.parametrize(
-    "score",
-    [
-        nn.Linear(5, 3, bias=False),
-        nn.Sequential(nn.Dropout(), nn.Linear(5, 3)),
-        nn.Linear(5, 1),
-    ],
+    "score", [nn.Sequential(nn.Dropout(), nn.Linear(5, 3)), nn.Linear(5, 1, bias=False)]
 )
-def test_the_one_token_that_is_kept(score, y):
-    net = Causal(score).eval()
+def test_the_one_token_that_is_kept(score):
+    class Causal(nn.Module):
+        """Scores every token, and returns the scores of the last one that is not padding."""
+
+        def __init__(self):
+            super().__init__()
+            self.embed, self.score = nn.Embedding(9, 5), score
+
+        def forward(self, ids):
+            scores = self.score(self.embed(ids))
+            return scores[torch.arange(len(ids)), (ids > 0).sum(1) - 1]
+
+    net = Causal().eval()
     ids = torch.randint(1, 9, (10, 7))
     ids[torch.arange(7) >= torch.randint(1, 8, (10, 1))] = 0
     last = net.embed(ids)[torch.arange(10), (ids > 0).sum(1) - 1]
-    data = collect(net, [(ids, y.clamp(max=1))], head="score")
+    data = collect(net, [(ids, Y.clamp(max=1))], head="score")
     assert torch.equal(data[0].features, last)
     found = attach(net, FeatureClip().assign(threshold=0.2), head="score")
     with torch.no_grad():
-        logits = found(ids)
-        torch.testing.assert_close(logits, score(last.clamp(-0.2, 0.2)))
+        torch.testing.assert_close(found(ids), score(last.clamp(-0.2, 0.2)))
 
 
-def test_a_calibrated_model_is_collected_with_its_calibrated_logits(net, x, y):
-    found = attach(net, Temperature().assign(temperature=2.0))
-    data = collect(found, [(x, y)])
-    features, logits = by_hand(net, x)
+def test_a_calibrated_model_is_collected_with_its_calibrated_logits(net):
+    data = collect(attach(net, Temperature().assign(temperature=2.0)), [(X, Y)])
+    features, logits = by_hand(net)
     torch.testing.assert_close(data[0].logits, logits / 2)
-    torch.testing.assert_close(data[0].features, features)
     torch.testing.assert_close(data.head(features), logits / 2)
 
 
-# --- precision --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_gets_its_own_type(net, x, y, dtype):
-    data = collect(net.to(dtype), [(x, y)])
-    assert data[0].features.dtype == dtype
-    assert data[0].logits.dtype == dtype
-    assert data.head.weight.dtype == torch.float32
-    (FeatureClip() | Temperature()).fit(data, data.head)
-
-
-def test_autocast_is_respected(net, x, y):
+def test_half_precision_and_autocast(net):
     with torch.autocast("cpu", torch.bfloat16):
-        data = collect(net, [(x, y)])
-    assert data[0].logits.dtype == torch.bfloat16
-    assert collect(net, [(x, y)])[0].logits.dtype == torch.float32
+        assert collect(net, [(X, Y)])[0].logits.dtype == torch.bfloat16
+    data = collect(net.to(torch.bfloat16), [(X, Y)])
+    assert data[0].features.dtype == data[0].logits.dtype == torch.bfloat16
+    assert data.head.weight.dtype == torch.float32
     assert Temperature().fit(data, data.head).report.rows == 10
 
 
+def test_inputs_go_to_the_device_and_the_type_of_the_model(net):
+    half = nn.Linear(5, 3).half()
+    found = placed({"x": X, "ids": Y, "more": [X, "text", None]}, half)
+    assert (found["x"].dtype, found["ids"].dtype) == (torch.float16, torch.int64)
+    assert found["more"][1:] == ("text", None)
+    mixed = nn.Sequential(nn.Linear(5, 5).bfloat16(), nn.LayerNorm(5))  # casts for itself
+    assert placed(X, mixed).dtype == torch.float32
+    buffers = nn.Module()
+    buffers.register_buffer("scale", torch.ones(1, device="meta"))
+    for away in (nn.Linear(5, 3, device="meta"), buffers):
+        assert placed((X, X), away)[1].device.type == "meta"
+    assert placed(X, nn.ReLU()) is X
+
+    class Graphs:
+        def to(self, device):
+            self.device = device
+            return self
+
+    assert placed(Graphs(), net).device == torch.device("cpu")
+
+
 @pytest.mark.gpu
-def test_a_model_on_the_gpu_gets_its_inputs_there_and_the_results_come_back(net, x, y):
+def test_a_model_on_the_gpu_gets_its_inputs_there_and_the_results_come_back(net):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    expected = collect(net, parts(x, y))
+    expected = collect(net, parts())
     state = torch.cuda.get_rng_state()
-    data = collect(net.cuda(), parts(x, y))
+    data = collect(net.cuda(), parts())
     assert torch.equal(torch.cuda.get_rng_state(), state)
     assert data.head.weight.is_cuda
     for name in ("features", "logits", "labels"):
         assert joined(data, name).device.type == "cpu"
         torch.testing.assert_close(joined(data, name), joined(expected, name), rtol=1e-3, atol=1e-3)
     with torch.autocast("cuda", torch.float16):
-        assert collect(net, parts(x, y))[0].logits.dtype == torch.float16
-
-
-def test_nan_is_for_the_fit_to_name(net, x, y):
-    x = x.clone()
-    x[3] = float("nan")
-    data = collect(net, parts(x, y))
-    with pytest.raises(InputError, match=r"NaN or infinite in row 3"):
-        Temperature().fit(data, data.head)
-
-
-# --- everything as it was ---------------------------------------------------------------------
+        assert collect(net, parts())[0].logits.dtype == torch.float16
 
 
 class Noisy(Dataset):
     """Draws from every generator there is."""
 
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
     def __len__(self):
-        return len(self.x)
+        return 10
 
     def __getitem__(self, place):
-        noise = random.random() + np.random.rand() + float(torch.rand(()))
-        return self.x[place] + noise, self.y[place]
+        return X[place] + random.random() + np.random.rand() + float(torch.rand(())), Y[place]
 
 
 def snapshot(net):
-    return (
+    """The state of the model and of every generator, as text."""
+    state = (
         [part.training for part in net.modules()],
-        {key: value.clone() for key, value in net.state_dict().items()},
-        [None if p.grad is None else p.grad.clone() for p in net.parameters()],
-        (torch.get_rng_state(), random.getstate(), np.random.get_state()),
+        [value.tolist() for value in net.state_dict().values()],
+        [None if p.grad is None else p.grad.tolist() for p in net.parameters()],
         [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in net.modules()],
+        (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()),
         torch.is_grad_enabled(),
     )
-
-
-def same(first, second):
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first, second)
-    if isinstance(first, np.ndarray):
-        return np.array_equal(first, second)
-    if isinstance(first, dict):
-        return same(list(first.items()), list(second.items()))
-    if isinstance(first, (list, tuple)):
-        pairs = zip(first, second, strict=True)
-        return len(first) == len(second) and all(same(a, b) for a, b in pairs)
-    return first == second
+    return repr(state)
 
 
 @pytest.fixture
-def unsettled(net, x):
+def unsettled(net):
     """In the middle of training: mixed flags, and gradients that are not used yet."""
     net.train()
     net.body[1].eval()
     net.fc.eval()
-    net(x).sum().backward()
+    net(X).sum().backward()
     net.body[0].bias.grad = None
     return net
 
 
 @pytest.mark.parametrize("layer", [None, "body.2"])
-def test_the_model_and_every_generator_are_as_they_were(unsettled, x, y, layer):
+def test_the_model_and_every_generator_are_as_they_were(unsettled, layer):
     before = snapshot(unsettled)
-    loader = DataLoader(Noisy(x, y), batch_size=4, shuffle=True)
-    collect(unsettled, loader, layer=layer)
-    assert same(snapshot(unsettled), before)
-
-
-def test_a_second_run_sees_the_same_rows(net, x, y):
-    loader = DataLoader(Noisy(x, y), batch_size=4, shuffle=True)
-    first, second = collect(net, loader), collect(net, loader)
+    loader = DataLoader(Noisy(), batch_size=4, shuffle=True)
+    first = collect(unsettled, loader, layer=layer)
+    assert snapshot(unsettled) == before
+    second = collect(unsettled, loader, layer=layer)  # which sees the same rows
     assert torch.equal(joined(first, "features"), joined(second, "features"))
+    assert not first[0].features.requires_grad
 
 
-def broken(x, y):
-    yield x, y
+def broken():
+    yield X, Y
     raise OSError("the disk is gone")
 
 
 @pytest.mark.parametrize(
     ("give", "loader", "error"),
     [
-        (lambda net, h: net.fc(h[:, :2]), lambda x, y: [(x, y)], RuntimeError),
-        (lambda net, h: net.fc(h), broken, OSError),
-        (lambda net, h: net.fc(h), lambda x, y: [(x, y), (x, y[:3])], InputError),
-        (lambda net, h: net.fc(h), lambda x, y: [(x, y), (x[:, :2], y)], RuntimeError),
-        (lambda net, h: 2 * net.fc(h), lambda x, y: [(x, y)], InputError),
-        (lambda net, h: net.fc(h), lambda x, y: [(x, y), 3], InputError),
+        (lambda net, h: net.fc(h[:, :2]), [(X, Y)], RuntimeError),
+        (lambda net, h: net.fc(h), broken(), OSError),
+        (lambda net, h: net.fc(h), [(X, Y), (X, Y[:3])], InputError),
+        (lambda net, h: 2 * net.fc(h), [(X, Y)], InputError),
     ],
 )
-def test_all_is_as_it_was_after_an_error_too(unsettled, x, y, give, loader, error):
+def test_all_is_as_it_was_after_an_error_too(unsettled, give, loader, error):
     before = snapshot(unsettled)
     unsettled.give = give
     with pytest.raises(error):
-        collect(unsettled, loader(x, y))
-    assert same(snapshot(unsettled), before)
+        collect(unsettled, loader)
+    assert snapshot(unsettled) == before
 
 
-def test_nothing_that_is_kept_asks_for_a_gradient(net, x, y):
-    data = collect(net, parts(x.requires_grad_(), y))
-    assert not any(joined(data, name).requires_grad for name in ("features", "logits"))
-    assert x.grad is None
+class Text(nn.Module):
+    """Takes what a tokenizer gives."""
+
+    def forward(self, input_ids, attention_mask=None, labels=None):
+        raise AssertionError("it is never run here")
 
 
-# --- refusals ---------------------------------------------------------------------------------
+class Open(nn.Module):
+    """Takes anything by name."""
+
+    def forward(self, input_ids=None, **more):
+        raise AssertionError("it is never run here")
 
 
-def test_empty_loaders(net):
-    for empty in ([], iter(()), DataLoader(TensorDataset(torch.zeros(0, 5)), batch_size=2)):
-        with pytest.raises(InputError, match="loader is empty: pass held-out data"):
-            collect(net, empty)
-
-
-def test_what_is_no_loader(net):
-    with pytest.raises(InputError, match="loader is a NoneType: pass an iterable"):
-        collect(net, None)
-
-
-def test_a_wrong_path_and_a_wrapped_model_are_refused_before_the_loader_runs(net):
-    def never():
-        pytest.fail("the loader was read")
-        yield
-
-    with pytest.raises(InputError, match="head 'nope' is not a module"):
-        collect(net, never(), head="nope")
-    with pytest.raises(InputError, match="layer 'nope' is not a module"):
-        collect(net, never(), layer="nope")
-    with pytest.raises(InputError, match="wrapped in DataParallel"):
-        collect(nn.DataParallel(net), never())
-
-
-def test_a_head_that_runs_twice(x, y):
-    net = Net(lambda net, h: (net.fc(h * 2), net.fc(h))[1])
-    with pytest.raises(InputError, match="'fc' ran 2 times in one forward pass, not once"):
-        collect(net, [(x, y)])
-
-
-def test_labels_of_another_number(net, x, y):
-    with pytest.raises(InputError, match="'fc' works on 10 rows for 4 labels: name a layer"):
-        collect(net, [(x, y[:4])])
-
-
-def test_a_score_for_every_token_and_none_chosen(y):
-    net = nn.Sequential(nn.Linear(5, 3))
-    with pytest.raises(InputError, match="'0' works on 70 rows for 10 labels"):
-        collect(net, [(torch.randn(10, 7, 5), y)])
-
-
-def test_a_head_of_whole_samples_that_gives_more_than_a_row(y):
-    net = nn.Sequential(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)))
-    with pytest.raises(InputError, match=r"values of shape \(7, 3\) for a sample"):
-        collect(net, [(torch.randn(10, 7, 5), y)], head="0")
-
-
-def test_a_head_that_takes_more_than_its_features(x, y):
-    class Two(nn.Linear):
-        def forward(self, x, scale=1.0):
-            return super().forward(x) * scale
-
-    by_place = Net(lambda net, h: net.fc(h, 2.0))
-    by_place.fc = Two(4, 3)
-    by_name = Net(lambda net, h: net.fc(input=h))
-    for net in (by_place, by_name):
-        with pytest.raises(InputError, match="something else than one tensor by position"):
-            collect(net, [(x, y)])
-
-
-def test_a_head_whose_features_are_changed_by_a_hook_is_refused(net, x, y):
-    """The features that are kept are those behind the hook, and it would act on them again."""
-    net.fc.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 3,))
-    with pytest.raises(InputError, match=r"head\(features\) differs from the stored logits"):
-        collect(net, [(x, y)])
-
-
-# --- progress ---------------------------------------------------------------------------------
+def test_mappings_are_told_apart_by_names():
+    batch = {"input_ids": X, "attention_mask": X, "y": X, "label": Y, "text": ["a"] * 10}
+    inputs, labels = next(unpacked(Text(), [batch]))
+    assert set(inputs) == {"input_ids", "attention_mask"}
+    assert torch.equal(labels, Y)  # the first of the usual names
+    assert set(next(unpacked(Open(), [batch]))[0]) == {"input_ids", "attention_mask", "y"}
+    for model in (Text(), Open(), Net()):  # one input under any name
+        assert next(unpacked(model, [{"picture": X, "label": Y}]))[0] is X
 
 
 @pytest.mark.parametrize(
-    ("loader", "told"),
+    ("batch", "unpack", "message"),
     [
-        (lambda x, y: DataLoader(TensorDataset(x, y), 4), [(4, 10), (8, 10), (10, 10)]),
-        (lambda x, y: DataLoader(TensorDataset(x, y), 4, drop_last=True), [(4, 8), (8, 8)]),
-        (lambda x, y: DataLoader(TensorDataset(x, y), 4, sampler=range(6)), [(4, 6), (6, 6)]),
-        (parts, [(4, 10), (8, 10), (10, 10)]),
-        (lambda x, y: iter(parts(x, y)), [(4, 4), (8, 8), (10, 10)]),
+        ((X, X, Y), None, "gives 3 values, and .* pass unpack="),
+        (X, None, "gives Tensor"),
+        ((X, Y), lambda batch: {"a": X}, "unpack gives dict"),
+        ((X, ["cat", "dog"]), None, r"labels of a batch are \['cat'"),
+        ((X[0], 3), None, r"labels of a batch are 3: .*DataLoader\(dataset, batch_size"),
+        ({"input_ids": X, "truth": Y}, None, "mapping of input_ids, truth: .* pass unpack="),
+        ({"a": X, "b": X, "label": Y}, None, "mapping of a, b, label.*input_ids, attention_mask"),
+        ({"label": Y}, None, "mapping of label"),
     ],
 )
-def test_progress_is_told_in_rows(net, x, y, loader, told):
-    seen = []
-    with listen(lambda *news: seen.append(news)):
-        collect(net, loader(x, y))
-    assert [news[1:] for news in seen] == told
-    assert {news[0] for news in seen} == {"collecting rows"}
+def test_batches_in_no_known_form_are_refused(batch, unpack, message):
+    with pytest.raises(InputError, match=message):
+        next(unpacked(Text(), [batch], unpack))
 
 
-def test_batches_without_rows_are_passed_over():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-    x, y = torch.randn(8, 4), torch.arange(8) % 3
-    found = collect(model, [(x[:0], y[:0]), (x, y), (x[:0], y[:0])])
-    assert found.rows == 8
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
+
+
+class Batches(Dataset):
+    """Gives whole batches."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, place):
+        return X, Y
+
+
+@pytest.mark.parametrize(
+    ("loader", "rows"),
+    [
+        (DataLoader(ROWS, batch_size=4, shuffle=True), 10),
+        (DataLoader(ROWS, batch_size=4, drop_last=True), 8),
+        (DataLoader(ROWS, batch_size=2, sampler=SubsetRandomSampler([1, 2, 3])), 3),
+        (DataLoader(ROWS, batch_sampler=BatchSampler(SequentialSampler(ROWS), 4, False)), 10),
+        (DataLoader(Batches(), batch_size=None), 0),
+        (DataLoader(Stream(), batch_size=4), 0),
+        (iter([(X, Y)]), 0),
+    ],
+)
+def test_rows_a_loader_will_give_and_its_progress(net, loader, rows):
+    assert rows_expected(loader) == rows
+    if rows:
+        seen = []
+        with listen(lambda *news: seen.append(news)):
+            collect(net, loader)
+        assert seen[-1] == ("collecting rows", rows, rows)
+        assert {news[2] for news in seen} == {rows}
+
+
+def hooked():
+    """The features that are kept are those behind the hook, and it would act on them again."""
+    net = Net()
+    net.fc.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 3,))
+    return net
+
+
+TOKENS = torch.randn(10, 7, 5)
+DEEP = nn.Sequential(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize(
+    ("model", "loader", "options", "message"),
+    [
+        (Net(), [], {}, "loader is empty: pass held-out data"),
+        (Net(), None, {}, "loader is a NoneType: pass an iterable"),
+        (Net(), None, {"head": "nope"}, "head 'nope' is not a module"),  # before the loader runs
+        (Net(), None, {"layer": "nope"}, "layer 'nope' is not a module"),
+        (nn.DataParallel(Net()), None, {}, "wrapped in DataParallel"),
+        (Net(lambda net, h: (net.fc(-h), net.fc(h))[1]), [(X, Y)], {}, "'fc' must run once"),
+        (Net(), [(X, Y[:4])], {}, "'fc' works on 10 rows for 4 labels"),
+        (nn.Sequential(nn.Linear(5, 3)), [(TOKENS, Y)], {}, "'0' works on 70 rows for 10 labels"),
+        (DEEP, [(TOKENS, Y)], {"head": "0"}, r"values of shape \(7, 3\) for a sample"),
+        (Net(lambda net, h: net.fc(input=h)), [(X, Y)], {}, "than one tensor by position"),
+        (hooked(), [(X, Y)], {}, r"head\(features\) differs from the stored logits"),
+    ],
+)
+def test_what_cannot_be_collected_is_refused(model, loader, options, message):
+    with pytest.raises(InputError, match=message):
+        collect(model, loader, **options)
+
+
+def test_nan_is_for_the_fit_to_name(net):
+    rows = X.clone()
+    rows[3] = float("nan")
+    data = collect(net, [(rows, Y)])
+    with pytest.raises(InputError, match="NaN or infinite in row 3"):
+        Temperature().fit(data, data.head)

@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
-from featcal.losses import LOSSES, LabelSmoothing, parse_loss
+from featcal.losses import LOSSES, parse_loss
 
 PAGE = Path(__file__).parents[2] / "docs" / "losses.md"
 
@@ -46,12 +45,6 @@ def test_every_loss_is_shown_with_every_argument():
         assert repr(parse_loss(line)) == line.partition("(")[0]
 
 
-@pytest.mark.parametrize("text", re.findall(r"`([a-z_]+\([^`)]*=[^`)]*\))`", PAGE.read_text()))
-def test_texts_in_the_page_can_be_read(text):
-    parse_loss(text)
-
-
-def test_the_smoothing_of_the_page(batch):
-    logits, labels = batch(k=4)
-    wider = LabelSmoothing(alpha=0.1 * 4 / 3, spread="all")
-    torch.testing.assert_close(LabelSmoothing(alpha=0.1)(logits, labels), wider(logits, labels))
+def test_texts_in_the_page_can_be_read():
+    for text in re.findall(r"`([a-z_]+\([^`)]*=[^`)]*\))`", PAGE.read_text()):
+        parse_loss(text)

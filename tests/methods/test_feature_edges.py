@@ -39,72 +39,34 @@ def ordinary(n=200, d=6, k=4, scale=1.0):
     return features, (logits / 2 / scale + noise).argmax(1), head
 
 
-def all_right():
-    features, _, head = ordinary()
-    return features, head(features).argmax(1), head
-
-
-def all_wrong():
-    features, _, head = ordinary()
-    return features, head(features).argmin(1), head
-
-
-def constant_features():
+def cases():
     features, labels, head = ordinary()
-    return torch.ones_like(features), labels, head
+    few, few_labels, few_head = ordinary(n=20)
+    single, _, one = ordinary(k=1)
+    wide, _, wide_head = ordinary(n=600, d=12, k=300)
+    nine, nine_labels, nine_head = ordinary(k=9)
+    one = as_head(one)
+    return {
+        "ordinary": (features, labels, head),
+        "all right": (features, head(features).argmax(1), head),
+        "constant features": (torch.ones_like(features), labels, head),
+        "no features at all": (torch.zeros_like(features), labels, head),
+        "one logit": (single, one(single).argmax(1), one),
+        "one row": (features[:1], labels[:1], head),
+        "copies": (few.repeat(10, 1), few_labels.repeat(10), few_head),
+        "huge logits": ordinary(scale=1e4),
+        "absent classes": (nine, nine_labels % 2, nine_head),
+        "two rows a class": (wide, torch.arange(600) % 300, wide_head),
+    }
 
 
-def no_features_at_all():
-    features, labels, head = ordinary()
-    return torch.zeros_like(features), labels, head
-
-
-def one_logit():
-    features, _, head = ordinary(k=1)
-    head = as_head(head)
-    return features, head(features).argmax(1), head
-
-
-def one_row():
-    features, labels, head = ordinary()
-    return features[:1], labels[:1], head
-
-
-def three_rows():
-    features, labels, head = ordinary()
-    return features[:3], labels[:3], head
-
-
-def copies():
-    features, labels, head = ordinary(n=20)
-    return features.repeat(10, 1), labels.repeat(10), head
-
-
-def huge_logits():
-    features, labels, head = ordinary(scale=1e4)
-    return features, labels, head
-
-
-def absent_classes():
-    features, labels, head = ordinary(k=9)
-    return features, labels % 2, head
-
-
-def two_rows_a_class():
-    features, _, head = ordinary(n=2000, d=12, k=1000)
-    return features, torch.arange(2000) % 1000, head
-
-
-CASES = [
-    ordinary, all_right, all_wrong, constant_features, no_features_at_all, one_logit, one_row,
-    three_rows, copies, huge_logits, absent_classes, two_rows_a_class,
-]  # fmt: skip
+CASES = cases()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES)
 def test_a_sound_result(recipe, case):
-    features, labels, head = case()
+    features, labels, head = CASES[case]
     batch = Batch(None, labels, features)
     calibrator = parse(recipe)
     with warnings.catch_warnings():

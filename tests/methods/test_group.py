@@ -1,20 +1,32 @@
-"""Group calibration as a whole: what it gives out, on which rows it is fitted, and refusals."""
+"""Group calibration: the soft mixture, the groups' own calibrators, held-out halves, refusals."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
+from method_cases import nll64
+from scipy.optimize import minimize, minimize_scalar
 from torch import nn
 
-import featcal
-from featcal import Batch, CalibrationWarning, InputError, Temperature, parse
-from featcal.core.calibrator import METHODS
+from featcal import Batch, CalibrationWarning, Temperature, parse
 from featcal.methods import group as group_module
-from featcal.methods.group import GroupCalibration, half_of
+from featcal.methods.group import (
+    GroupCalibration,
+    Placed,
+    Table,
+    class_counts,
+    group_inverses,
+    group_weights,
+    learn_partitions,
+    mixture,
+    published_base,
+    standardised,
+    tabulated,
+)
 
 
-def two_kinds(n=3000, d=6, k=4, seed=0):
+def two_kinds(n=1500, d=6, k=4, seed=0):
     """A linear classifier too sure where x_0 > 0 and not sure enough elsewhere."""
     draw = np.random.default_rng(seed)
     features = draw.normal(size=(n, d))
@@ -29,10 +41,6 @@ def two_kinds(n=3000, d=6, k=4, seed=0):
     return Batch(head(features), torch.tensor(labels), features), head
 
 
-def nll64(logits, labels):
-    return float(torch.nn.functional.cross_entropy(logits.detach().double(), labels))
-
-
 @pytest.fixture(scope="module")
 def kinds():
     return two_kinds()
@@ -40,83 +48,60 @@ def kinds():
 
 @pytest.fixture(scope="module")
 def fitted(kinds):
-    return GroupCalibration(partitions=6).fit(*kinds)
+    return GroupCalibration(partitions=5).fit(*kinds)
 
 
-def test_two_kinds_of_rows_get_two_temperatures(kinds, fitted):
-    batch, head = kinds
+@pytest.fixture(scope="module")
+def plain(kinds):
+    return Temperature().fit(*kinds)
+
+
+def test_two_kinds_of_rows_get_two_temperatures(fitted, plain):
     values = fitted.report.steps[0].values
     assert values["T_min"] < 1.0
     assert values["T_max"] > 2.0
-    plain = Temperature().fit(batch, head)
     assert fitted.report.loss_after < plain.report.loss_after - 0.02
 
 
-def test_the_output_is_the_mean_of_the_partitions(kinds, fitted):
+@pytest.mark.parametrize("base", ["temperature", "ensemble"])
+def test_the_output_is_the_mean_of_the_partitions(kinds, fitted, base):
     batch, head = kinds
-    x = batch.features.double().numpy()
-    units = (x - fitted.centre.numpy()) / fitted.scale.numpy()
-    z = batch.logits.double().numpy()
-    mean = np.zeros_like(z)
-    for gates, inverse in zip(fitted.gates.numpy(), fitted.inverse.numpy(), strict=True):
-        b = inverse[(units @ gates.T).argmax(1)][:, None]
-        p = np.exp(b * (z - z.max(1, keepdims=True)))
-        mean += p / p.sum(1, keepdims=True) / len(fitted.inverse)
-    found = fitted(batch.features, head).exp()
-    np.testing.assert_allclose(found, mean, atol=1e-5)
-    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
-
-
-def test_the_ensemble_output_is_the_mean_of_mixtures(kinds):
-    batch, head = kinds
-    found = GroupCalibration(partitions=4, base="ensemble").fit(batch, head)
-    assert found.weights.shape == (4, 2, 3)
-    torch.testing.assert_close(found.weights.sum(2), torch.ones(4, 2))
-    group = found.grouped(batch.features)
-    plain, mean = batch.logits.softmax(1), 0
-    for u in range(4):
-        b, w = found.inverse[u][group[:, u]], found.weights[u][group[:, u]]
-        scaled = (batch.logits * b[:, None]).softmax(1)
-        mean = mean + (w[:, :1] * scaled + w[:, 1:2] * plain + w[:, 2:] / 4) / 4
-    torch.testing.assert_close(found(batch.features, head).exp(), mean, rtol=0, atol=1e-5)
-    without = GroupCalibration(partitions=4).fit(batch, head)
-    assert found.report.loss_after < without.report.loss_after + 0.01
+    if base == "ensemble":
+        fitted = GroupCalibration(partitions=3, base=base).fit(batch, head)
+    units = (batch.features.double().numpy() - fitted.centre.numpy()) / fitted.scale.numpy()
+    mean = 0
+    for u, gates in enumerate(fitted.gates.numpy()):
+        group = (units @ gates.T).argmax(1)
+        found = (batch.logits * fitted.inverse[u][group][:, None]).softmax(1)
+        if base == "ensemble":
+            w = fitted.weights[u][group]
+            found = w[:, :1] * found + w[:, 1:2] * batch.logits.softmax(1) + w[:, 2:] / 4
+        mean = mean + found / len(fitted.gates)
+    torch.testing.assert_close(fitted(batch.features, head).exp(), mean, rtol=0, atol=1e-5)
 
 
 def test_temperatures_come_from_rows_a_partition_was_not_learned_from(kinds, monkeypatch):
     batch, head = kinds
-    learned, placed = [], []
-    real_learn, real_fit = group_module.learn_partitions, group_module.fit_bases
+    learned, used = [], []
+    real_learn, real_view = group_module.learn_partitions, group_module.Placed
 
-    def learn(features, logits, labels, plan):
-        learned.append((len(plan.seeds), set(map(tuple, logits.tolist()))))
-        return real_learn(features, logits, labels, plan)
+    def learn(rows, seeds, *rest, **options):
+        learned.extend([set(map(tuple, rows.logits.tolist()))] * len(seeds))
+        return real_learn(rows, seeds, *rest, **options)
 
-    def fit(views, *rest):
-        placed.extend(
-            {tuple(z) for b in view for z in b.logits.double().tolist()} for view in views
-        )
-        return real_fit(views, *rest)
+    def place(*parts):
+        view = real_view(*parts)
+        used.append({tuple(z) for b in view for z in b.logits.double().tolist()})
+        return view
 
     monkeypatch.setattr(group_module, "learn_partitions", learn)
-    monkeypatch.setattr(group_module, "fit_bases", fit)
+    monkeypatch.setattr(group_module, "Placed", place)
     GroupCalibration(partitions=5).fit(batch, head)
-    assert [count for count, _ in learned] == [3, 2]
-    teachers = [rows for count, rows in learned for _ in range(count)]
-    for taught, used in zip(teachers, placed, strict=True):
-        assert not taught & used
-        assert len(taught) + len(used) == len(batch)
-    half = half_of(batch)
-    assert len(teachers[0]) == int((half == 0).sum())
-
-
-def test_all_rows_serve_twice_when_asked(kinds):
-    batch, head = kinds
-    held, both = (
-        GroupCalibration(partitions=2, held_out=h).fit(batch, head) for h in (True, False)
-    )
-    assert not torch.equal(held.gates, both.gates)
-    assert both.report.loss_after < both.report.loss_before
+    assert len(learned) == 5
+    assert [rows == learned[0] for rows in learned] == [True, True, True, False, False]
+    for taught, fitted_to in zip(learned, used, strict=True):
+        assert not taught & fitted_to
+        assert len(taught) + len(fitted_to) == len(batch)
 
 
 def test_noise_features_gain_nothing_held_out_and_much_when_not():
@@ -125,138 +110,49 @@ def test_noise_features_gain_nothing_held_out_and_much_when_not():
     batch, head = two_kinds(n=1200, d=4)
     noise = torch.tensor(draw.normal(size=(1200, 400)), dtype=torch.float32)
     wide_head = nn.Linear(404, 4, bias=False).requires_grad_(False)
-    wide_head.weight.data = torch.cat([head.weight.data * 0, torch.zeros(4, 400)], 1)
-    wide_head.weight.data[:, 1:4] = head.weight.data[:, 1:4]
+    wide_head.weight.data = torch.cat([head.weight.data, torch.zeros(4, 400)], 1)
     features = torch.cat([batch.features, noise], 1)
     fit, test = (
         Batch(None, batch.labels[s], features[s]) for s in (slice(0, 600), slice(600, None))
     )
     losses = {}
     for held_out in (True, False):
-        found = GroupCalibration(partitions=6, held_out=held_out).fit(fit, wide_head)
+        found = GroupCalibration(partitions=4, held_out=held_out).fit(fit, wide_head)
         losses[held_out] = nll64(found(test.features, wide_head), test.labels)
     plain = Temperature().fit(fit, wide_head)
     assert losses[True] < losses[False] - 0.02
     assert losses[True] < nll64(plain(test.features, wide_head), test.labels) + 0.02
 
 
-def test_identical_groups_are_one_temperature():
-    """Symmetric rows: whatever the gates, both sides need the same T."""
-    batch, head = two_kinds(n=400, d=4)
-    labels = (batch.logits.double().argsort(1)[torch.arange(400), torch.arange(400) % 4]).long()
-    found = GroupCalibration(partitions=2, min_rows=10_000).fit(
-        Batch(
-            batch.logits,
-            torch.where(torch.arange(400) % 3 > 0, batch.logits.argmax(1), labels),
-            batch.features,
-        ),
-        head,
-    )
+def test_groups_that_are_all_too_small_are_temperature_scaling(kinds, plain):
+    found = GroupCalibration(partitions=2, min_rows=10_000).fit(*kinds)
     values = found.report.steps[0].values
     assert values["T_min"] == pytest.approx(values["T_max"], rel=1e-6)
-    plain = Temperature().fit(
-        Batch(batch.logits, torch.where(torch.arange(400) % 3 > 0, batch.logits.argmax(1), labels))
-    )
     assert values["T_min"] == pytest.approx(float(plain.temperature), rel=1e-5)
-    assert found.report.loss_after == pytest.approx(plain.report.loss_after, abs=1e-6)
     assert "too small" in found.report.steps[0].message
     assert found.report.steps[0].details["groups_left_out"] == 4
 
 
-@pytest.mark.shared
-@pytest.mark.parametrize("name", ["cifar100-wrn16x4", "imagenet5k-efficientnet_lite0"])
-def test_real_networks_lose_nothing_against_temperature_scaling(shared_file, name):
-    """The second has 1,000 classes and two rows of each to fit."""
-    with np.load(shared_file("packs", f"{name}.npz")) as file:
-        arrays = {key: torch.from_numpy(file[key]) for key in file.files if key != "meta"}
-    head = nn.Linear(*reversed(arrays["weight"].shape)).requires_grad_(False)
-    head.weight.data, head.bias.data = arrays["weight"].float(), arrays["bias"].float()
-    val, test = (
-        Batch(None, arrays[f"{part}_labels"].long(), arrays[f"{part}_features"].float())
-        for part in ("val", "test")
-    )
-    group, plain = GroupCalibration().fit(val, head), Temperature().fit(val, head)
-    found = group(test.features, head)
-    assert nll64(found, test.labels) < nll64(plain(test.features, head), test.labels) + 0.001
-    assert torch.equal(found.argmax(1), head(test.features).argmax(1))
-
-
-# --- clipped or not ---------------------------------------------------------------------------
-
-
-def test_grouping_by_clipped_features_differs_after_a_clip_alone(made):
+def test_after_a_clip_rows_are_grouped_by_clipped_features_where_asked(made):
     world = made(n=1500)
     batch = Batch(world.logits, world.labels, world.features)
-    alone = [parse(f"group(partitions=3, features={f!r})") for f in ("unclipped", "clipped")]
-    one, two = (c.fit(batch, world.head) for c in alone)
-    assert torch.equal(one.gates, two.gates)
-    after = [parse(f"clip | group(partitions=3, features={f!r})") for f in ("unclipped", "clipped")]
-    one, two = (c.fit(batch, world.head) for c in after)
-    assert float(one.steps[0].threshold) == float(two.steps[0].threshold) < math.inf
-    bound = float(two.steps[0].threshold)
-    torch.testing.assert_close(
-        one.steps[1].centre, world.features.double().mean(0).float(), rtol=1e-5, atol=1e-6
-    )
-    torch.testing.assert_close(
-        two.steps[1].centre,
-        world.features.double().clamp(-bound, bound).mean(0).float(),
-        rtol=1e-5,
-        atol=1e-6,
-    )
-    assert not torch.equal(one.steps[1].gates, two.steps[1].gates)
-    for found in (one, two):
+    for view in ("unclipped", "clipped"):
+        found = parse(f"clip | group(partitions=2, features={view!r})").fit(batch, world.head)
+        bound = float(found.steps[0].threshold) if view == "clipped" else math.inf
+        assert float(found.steps[0].threshold) < math.inf
+        mean = world.features.double().clamp(-bound, bound).mean(0).float()
+        torch.testing.assert_close(found.steps[1].centre, mean, rtol=1e-5, atol=1e-6)
         logits = found.wrap(world.head)(world.features)
         assert nll64(logits, world.labels) == pytest.approx(found.report.loss_after, abs=1e-6)
-
-
-def test_temperature_stands_in_for_it_in_a_joint_search(made):
-    assert METHODS[GroupCalibration.quick] is Temperature
-    world = made(n=800)
-    found = parse("clip | group(partitions=2)").fit(
-        Batch(world.logits, world.labels, world.features), world.head
-    )
     assert found.report.steps[0].details["fitted_with"] == "temperature"
 
 
-# --- reproducible -----------------------------------------------------------------------------
-
-
-def test_seeds_are_its_own(kinds):
-    batch, head = kinds
-    before = torch.get_rng_state()
-    one, again, other = (GroupCalibration(partitions=2, seed=s).fit(batch, head) for s in (0, 0, 7))
-    assert torch.equal(one.gates, again.gates)
-    assert not torch.equal(one.gates, other.gates)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_order_of_rows_changes_nothing_to_the_bit(kinds):
-    batch, head = kinds
-    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
-    one = GroupCalibration(partitions=2).fit(batch, head)
-    two = GroupCalibration(partitions=2).fit(batch.rows(order), head)
-    assert torch.equal(one.gates, two.gates)
-    torch.testing.assert_close(one.inverse, two.inverse, rtol=1e-6, atol=0)
-
-
-def test_more_rows_than_the_sample_are_all_used_for_temperatures(kinds, monkeypatch):
-    batch, head = kinds
-    monkeypatch.setattr(group_module, "SAMPLE", 500)
-    small = GroupCalibration(partitions=2).fit(batch, head)
-    assert small.report.loss_after < Temperature().fit(batch, head).report.loss_after
-
-
-# --- the published form -----------------------------------------------------------------------
-
-
-def test_the_published_form_uses_raw_features_and_the_squared_error(kinds):
-    batch, head = kinds
-    found = GroupCalibration(partitions=2, reference=True).fit(batch, head)
+def test_the_published_form_uses_raw_features_and_bounds(kinds):
+    found = GroupCalibration(partitions=2, reference=True).fit(*kinds)
     assert (found.centre == 0).all()
     assert (found.scale == 1).all()
     assert found.weights.shape == (2, 2, 3)
-    assert float(found.inverse.min()) >= 1 / 5
-    assert float(found.inverse.max()) <= 1 / 0.05 + 1e-6
+    assert 1 / 5 <= float(found.inverse.min()) <= float(found.inverse.max()) <= 1 / 0.05 + 1e-6
     assert not found.report.noop
 
 
@@ -265,47 +161,162 @@ def test_an_empty_group_has_the_common_temperature_even_there():
     same = Batch(None, batch.labels, torch.ones(300, 6) * batch.features[:1])
     with pytest.warns(CalibrationWarning, match="at its cap"):
         found = GroupCalibration(partitions=2, reference=True).fit(same, head)
-    out = found(same.features, head)
-    assert torch.isfinite(out).all()
+    assert torch.isfinite(found(same.features, head)).all()
     assert "too small" in found.report.steps[0].message
 
 
-# --- refusals ---------------------------------------------------------------------------------
+NODES = torch.linspace(-4, 3, 200, dtype=torch.float64)  # fine: the table is tested apart
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"partitions": 0}, "group: partitions is 0: give a whole number from 1 up"),
-        ({"groups": 1}, "group: groups is 1: give a whole number from 2 up"),
-        ({"groups": True}, "group: groups is True"),
-        ({"min_rows": 2.5}, "group: min_rows is 2.5"),
-        ({"seed": -1}, "group: seed is -1"),
-        ({"base": "isotonic"}, "group: base is 'isotonic': choose temperature or ensemble"),
-        ({"features": "raw"}, "group: features is 'raw': choose unclipped or clipped"),
-        ({"held_out": 1}, "group: held_out is 1: give True or False"),
-        ({"reference": "yes"}, "group: reference is 'yes': give True or False"),
-        ({"reference": True, "base": "ensemble"}, "fixes base, held_out and min_rows"),
-        ({"reference": True, "min_rows": 500}, "fixes base, held_out and min_rows"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments, message):
-    with pytest.raises(InputError, match=message):
-        GroupCalibration(**arguments)
+def rows_of(n=60, d=5, k=4, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    logits = 3 * torch.randn(n, k, generator=generator, dtype=torch.float64)
+    return Batch(logits, torch.randint(k, (n,), generator=generator), features)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("inverse", torch.zeros(6, 2)),
-        ("inverse", torch.full((6, 2), math.nan)),
-        ("gates", torch.zeros(6, 2, 99)),
-        ("weights", torch.zeros(5, 2, 3)),
-    ],
-)
-def test_damaged_files_are_refused(fitted, tmp_path, key, value):
-    damaged = parse(repr(fitted))
-    damaged.load_state_dict(fitted.state_dict() | {key: value})
-    path = featcal.save(damaged, tmp_path / "g.safetensors")
-    with pytest.raises(InputError, match="damaged"):
-        featcal.load(path)
+@pytest.mark.parametrize("groups", [2, 3])
+def test_value_and_slope_of_the_mixture_are_what_autograd_says(groups):
+    rows, generator = rows_of(), torch.Generator().manual_seed(1)
+    gates = torch.randn(3, groups, 5, generator=generator, dtype=torch.float64)
+    inverse = torch.randn(3, groups, generator=generator, dtype=torch.float64) / 2
+    table = Table(NODES, tabulated(rows.logits, rows.labels, NODES))
+    value, slope = mixture(gates, inverse, rows.features, table)
+    gates.requires_grad_()
+    inverse.requires_grad_()
+    gate = torch.einsum("nd,ugd->nug", rows.features, gates).log_softmax(2)
+    scaled = (rows.logits[:, None, None] * inverse.exp()[:, :, None]).log_softmax(3)
+    true = scaled[torch.arange(60), :, :, rows.labels]
+    expected = (gate + true).logsumexp(2).sum(0).neg()
+    expected.sum().backward()
+    torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(slope[: gates.numel()], gates.grad.flatten(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(slope[gates.numel() :], inverse.grad.flatten(), rtol=0, atol=1e-4)
+
+
+def test_the_table_is_exact_at_its_nodes_close_between_them_and_flat_beyond():
+    rows = rows_of()
+    nodes = torch.arange(-14.0, 15, dtype=torch.float64) * group_module.STEP
+    table = Table(nodes, tabulated(rows.logits, rows.labels, nodes))
+    at = torch.cat([nodes, (nodes[1:] + nodes[:-1]) / 2])
+    value, _ = table.at(at)
+    for column, u in enumerate(at.tolist()):
+        exact = -(rows.logits * math.exp(u)).log_softmax(1).gather(1, rows.labels[:, None])[:, 0]
+        close = 1e-12 if column < len(nodes) else 2e-3
+        torch.testing.assert_close(value[:, column], exact, rtol=0, atol=close)
+    beyond, slope = table.at(torch.stack([nodes[0] - 3, nodes[-1] + 3]))
+    assert torch.equal(beyond, value[:, [0, len(nodes) - 1]])
+    assert (slope == 0).all()
+
+
+def test_groups_that_are_there_are_found_and_no_rows_do_no_harm():
+    """Rows with x_0 > 0 need T = 4, the others T = 0.5."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(800, 3, generator=generator, dtype=torch.float64)
+    logits = 2 * torch.randn(800, 4, generator=generator, dtype=torch.float64)
+    heat = torch.where(features[:, :1] > 0, 4.0, 0.5)
+    gumbel = -torch.rand(800, 4, generator=generator, dtype=torch.float64).log()
+    rows = Batch(logits, (logits / heat - gumbel.log()).argmax(1), features)
+    gates = learn_partitions(rows, range(3), [0.7, 2.0], 100)
+    assert gates.shape == (3, 2, 3)
+    for partition in gates:
+        side = (features @ partition.T).argmax(1).bool()
+        share = float((side == (features[:, 0] > 0)).double().mean())
+        assert max(share, 1 - share) > 0.9
+    none = learn_partitions(rows.rows(slice(0, 0)), range(2), [1.0, 1.0], 5)
+    assert none.shape == (2, 2, 3)
+    assert torch.isfinite(none).all()
+
+
+def test_units_are_numpys_and_those_that_never_move_stay_at_zero(kinds):
+    batch, narrow = kinds
+    features = torch.cat([batch.features * 5 + 2, torch.full((len(batch), 1), 1000.1)], 1)
+    head = nn.Linear(7, 4).requires_grad_(False)
+    head.weight.data = torch.cat([narrow.weight / 5, torch.zeros(4, 1)], 1)
+    head.bias.data = -0.4 * narrow.weight.sum(1)
+    found = GroupCalibration(partitions=1).fit(Batch(None, batch.labels, features), head)
+    x = features.double().numpy()
+    np.testing.assert_allclose(found.centre, x.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(found.scale[:6], x.std(0)[:6], rtol=1e-6)
+    assert found.scale[6] == 0
+    later = standardised(torch.full((1, 7), 123.0), found.centre, found.scale)
+    assert later[0, 6] == 0
+    assert torch.isfinite(later).all()
+
+
+YES = torch.ones(2, dtype=torch.bool)
+
+
+def heated(n=400, k=4, heats=(2.0, 0.6), seed=0):
+    """Logits whose rows need the heat of their group; groups alternate."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(size=(n, k)) * 3
+    group = np.arange(n) % len(heats)
+    heat = np.array(heats)[group][:, None]
+    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
+    return torch.tensor(logits), torch.tensor(labels), torch.tensor(group)
+
+
+def placed(logits, labels, group, used=None):
+    used = torch.ones(len(labels), dtype=torch.bool) if used is None else used
+    cuts = [slice(0, 100), slice(100, 100), slice(100, None)]
+    data = [Batch(logits[c], labels[c]) for c in cuts]
+    return Placed(data, [group[c][:, None] for c in cuts], [used[c] for c in cuts], 0)
+
+
+def test_each_group_has_its_own_temperature_pulled_a_little():
+    logits, labels, group = heated()
+    found = group_inverses(placed(logits, labels, group), YES, 0.8)
+    for side in (0, 1):
+        rows = group == side
+
+        def penalised(b, rows=rows):
+            nll = nll64(logits[rows] * b, labels[rows]) * int(rows.sum())
+            return nll + (b / 0.8 - 1) ** 2 / (2 * 0.5**2)
+
+        exact = minimize_scalar(penalised, bounds=(0.01, 20), method="bounded")
+        assert found[side] == pytest.approx(exact.x, rel=1e-4)
+    assert found[0] < 0.7 < 1.2 < found[1]
+    assert group_inverses(placed(logits, labels, group), ~YES, 0.8).tolist() == [0.8, 0.8]
+
+
+def test_weights_reach_the_maximum_a_solver_finds():
+    logits, labels, group = heated(n=1000)
+    noise = torch.rand(1000, generator=torch.Generator().manual_seed(0)) < 0.3
+    labels = torch.where(noise, torch.arange(1000) % 4, labels)
+    inverse, view = np.array([0.5, 1.6]), placed(logits, labels, group)
+    counts = class_counts(view, 2, 4)
+    found = group_weights(view, inverse, counts, YES)
+    for side in (0, 1):
+        rows = group == side
+        true = labels[rows][:, None]
+        chances = [(logits[rows] * b).softmax(1).gather(1, true) for b in (inverse[side], 1, 0)]
+        parts = torch.cat(chances, 1).numpy()
+
+        def loss(w, parts=parts):
+            return -np.log(parts @ w).sum()
+
+        whole = {"type": "eq", "fun": lambda w: w.sum() - 1}
+        exact = minimize(loss, [0.4, 0.3, 0.3], bounds=[(1e-9, 1)] * 3, constraints=whole)
+        assert loss(found[side]) <= exact.fun + 1e-6
+        assert found[side].sum() == pytest.approx(1)
+    small = group_weights(view, inverse, counts, torch.tensor([True, False]))
+    assert small[1].tolist() == [1, 0, 0]
+
+
+def test_the_published_base_minimises_the_squared_error():
+    logits, labels, group = heated(n=600)
+    inverse, weights = published_base(placed(logits, labels, group), 3, 0.8)
+    assert (inverse[2], weights[2].tolist()) == (0.8, [1, 0, 0])  # a group without rows
+    for side in (0, 1):
+        z = logits[group == side]
+        true = torch.eye(4, dtype=torch.float64)[labels[group == side]]
+
+        def error(b, z=z, true=true):
+            return float(((z * b).softmax(1) - true).square().sum())
+
+        exact = minimize_scalar(error, bounds=(0.2, 20), method="bounded")
+        assert error(float(inverse[side])) <= exact.fun + 1e-6
+        w = weights[side]
+        mixed = w[0] * (z * inverse[side]).softmax(1) + w[1] * z.softmax(1) + w[2] / 4
+        assert float((mixed - true).square().sum()) <= exact.fun + 1e-6

@@ -3,22 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from method_cases import mapped
+from method_cases import drawn, mapped, paper
 
-from featcal import Batch, InputError, metrics, parse
+from featcal import Batch, metrics, parse
 from featcal.methods import Isotonic
-from featcal.methods.score_tables import class_log_odds, probable_lines
+from featcal.methods.isotonic import fit_blocks, pool
+from featcal.methods.score_tables import class_log_odds, log_odds
 
 sklearn = pytest.importorskip("sklearn.isotonic")
-
-
-def drawn(n=600, k=4, *, scale=3.0, heat=2.0, seed=0, dtype=torch.float32):
-    draw = np.random.default_rng(seed)
-    logits = (draw.normal(size=(n, k)) * scale).astype(np.float32)
-    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
-    return torch.tensor(logits).to(dtype), torch.tensor(labels)
+READINGS = ("multiclass", "one_vs_rest", "top")
 
 
 def probs64(logits):
@@ -29,18 +24,74 @@ def scikit(scores, hits):
     return sklearn.IsotonicRegression(out_of_bounds="clip").fit(scores, hits)
 
 
-# --- the published form -----------------------------------------------------------------------
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6)), min_size=1, max_size=80))
+@settings(max_examples=80, deadline=None)
+def test_pooling_is_scikit_learns_and_blocks_differ(pairs):
+    rows = np.array([rows for _, rows in pairs], dtype=np.float64)
+    hits = np.minimum([hits for hits, _ in pairs], rows)
+    starts = pool(hits, rows)
+    means = np.add.reduceat(hits, starts) / np.add.reduceat(rows, starts)
+    assert (np.diff(means) > 0).all()
+    fit = np.repeat(means, np.diff([*starts, len(rows)]))
+    theirs = sklearn.isotonic_regression(hits / rows, sample_weight=rows)
+    np.testing.assert_allclose(fit, theirs, atol=1e-9)
 
 
-def published_multiclass(p, labels, p_new):
-    hits = np.eye(p.shape[1])[labels]
-    fit = scikit(p.ravel(), hits.ravel()).predict(p_new.ravel()).reshape(p_new.shape)
-    return fit + 1e-9 * p_new
+def test_ascents_stay_and_descents_become_one_block():
+    up = np.arange(50.0)
+    assert pool(up, np.ones(50)).tolist() == list(range(50))
+    assert pool(up[::-1].copy(), np.ones(50)).tolist() == [0]
+    assert pool(np.ones(7), np.ones(7)).tolist() == [0]
+    # A round pools two places and no more: the stack has to take the rest.
+    assert pool(np.append(np.arange(20_000.0), -1e9), np.ones(20_001)).tolist() == [0]
 
 
-def published_one_vs_rest(p, labels, p_new):
-    columns = [scikit(p[:, c], labels == c).predict(p_new[:, c]) for c in range(p.shape[1])]
-    return np.stack(columns, 1) + 1e-9 * p_new
+def pairs(batch, reading):
+    """Scores and hits of each fit, all at once."""
+    odds, k = class_log_odds(batch.logits), batch.logits.shape[1]
+    hits = torch.nn.functional.one_hot(batch.labels, k).bool()
+    if reading == "top":
+        return [(log_odds(batch.logits), batch.logits.argmax(1) == batch.labels)]
+    if reading == "multiclass":
+        return [(odds.flatten(), hits.flatten())]
+    return list(zip(odds.T, hits.T, strict=True))
+
+
+def assert_same_fits(batch, reading):
+    k = batch.logits.shape[1]
+    found, expected = fit_blocks([batch], reading, k), pairs(batch, reading)
+    for block, (scores, hits) in zip(found, expected, strict=True):
+        scores, hits = scores.double().numpy(), hits.double().numpy()
+        theirs = sklearn.IsotonicRegression().fit_transform(scores, hits)
+        place = np.searchsorted(block.high, scores)  # the first block that ends at or after it
+        assert (block.low[place] <= scores).all()
+        np.testing.assert_allclose(block.share[place], theirs, atol=1e-12)
+        assert (np.diff(block.share) > 0).all()
+        assert (block.high[:-1] < block.low[1:]).all()
+        p = 1 / (1 + np.exp(-scores))
+        for number, centre in enumerate(block.centre):
+            mean = p[place == number].mean()
+            assert 1 / (1 + np.exp(-centre)) == pytest.approx(mean, abs=1e-7)
+            assert block.low[number] <= centre <= block.high[number]
+
+
+@given(st.integers(0, 10_000), st.integers(1, 30), st.booleans())
+@example(0, 400, True)
+@example(0, 400, False)
+@settings(max_examples=20, deadline=None)
+def test_streamed_blocks_are_scikit_learns_of_all_pairs(seed, rows, ties):
+    logits, labels = drawn(n=rows, k=5, seed=seed)
+    for reading in READINGS:
+        assert_same_fits(Batch(logits.round() if ties else logits, labels), reading)
+
+
+def test_a_class_without_hits_is_one_block_of_zero_and_only_hits_are_one_of_one():
+    logits, labels = drawn()
+    blocks = fit_blocks([Batch(logits, labels % 2)], "one_vs_rest", 4)
+    assert [block.share.tolist() for block in blocks[2:]] == [[0.0], [0.0]]
+    (block,) = fit_blocks([Batch(logits, logits.argmax(1))], "top", 4)
+    assert block.share.tolist() == [1.0]
+    assert (block.low[0], block.high[0]) == tuple(log_odds(logits).aminmax())
 
 
 @pytest.mark.parametrize("reading", ["multiclass", "one_vs_rest"])
@@ -49,22 +100,20 @@ def test_the_published_form_is_scikit_learns(reading):
     new, _ = drawn(n=1000, seed=1, scale=4)
     calibrator = Isotonic(reading=reading, reference=True).fit(Batch(logits, labels))
     assert not calibrator.keeps_accuracy
-    theirs = published_multiclass if reading == "multiclass" else published_one_vs_rest
-    expected = theirs(probs64(logits), labels.numpy(), probs64(new))
-    found = mapped(calibrator, new).exp()
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-6)
+    p, p_new, hits = probs64(logits), probs64(new), np.eye(4)[labels]
+    if reading == "multiclass":
+        fit = scikit(p.ravel(), hits.ravel()).predict(p_new.ravel()).reshape(p_new.shape)
+    else:
+        fit = np.stack([scikit(p[:, c], hits[:, c]).predict(p_new[:, c]) for c in range(4)], 1)
+    expected = fit + 1e-9 * p_new
+    found = mapped(calibrator, new)
+    np.testing.assert_allclose(found.exp(), expected, rtol=2e-3, atol=2e-6)
     expected /= expected.sum(1, keepdims=True)
-    np.testing.assert_allclose(probs64(mapped(calibrator, new)), expected, atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def published(shared_file):
-    with np.load(shared_file("anchors", "resnet50-cifar10-ce.npz")) as file:
-        return {key: torch.from_numpy(file[key]) for key in file.files}
+    np.testing.assert_allclose(probs64(found), expected, atol=1e-5)
 
 
 def scores_on(published, recipe):
-    """The calibrator, and ECE, adaptive ECE, classwise ECE, NLL and accuracy, in percent."""
+    """ECE, adaptive ECE, classwise ECE, NLL and accuracy, in percent."""
     calibrator = parse(recipe).fit(Batch(published["val_logits"], published["val_labels"]))
     both = {
         "logits": mapped(calibrator, published["test_logits"]),
@@ -73,7 +122,7 @@ def scores_on(published, recipe):
     names = (metrics.ece, metrics.classwise_ece, metrics.nll, metrics.accuracy)
     adaptive = metrics.adaptive_ece(**both, reference=True)
     found = [measure(**both) for measure in names]
-    return calibrator, [100 * float(value) for value in (found[0], adaptive, *found[1:])]
+    return [100 * float(value) for value in (found[0], adaptive, *found[1:])]
 
 
 @pytest.mark.shared
@@ -91,49 +140,10 @@ def scores_on(published, recipe):
         ),
     ],
 )
-def test_the_papers_logits(published, recipe, expected):
-    _, found = scores_on(published, recipe)
+def test_the_papers_logits(shared_file, recipe, expected):
+    found = scores_on(paper(shared_file), recipe)
     for value, wanted, digit in zip(found, expected, [1e-3, 1e-3, 1e-4, 1e-2, 1e-2], strict=True):
         assert value == pytest.approx(wanted, abs=0.7 * digit)
-
-
-@pytest.mark.shared
-def test_the_papers_logits_before_a_row_is_divided_by_its_sum(published):
-    """0.744 counts float32 ties for the first class; with ties broken it is 0.764."""
-    calibrator, _ = scores_on(published, "isotonic(reference=True)")
-    logits, labels = published["test_logits"], published["test_labels"].numpy()
-    odds = class_log_odds(logits)
-    fit = probable_lines(odds, calibrator.nodes, calibrator.values.sigmoid()).numpy()
-
-    def raw_ece(q):
-        right = q.argmax(1) == labels
-        confidence = q.max(1).astype(np.float64).round(6)  # some blocks lie on an edge: 4 of 5
-        bins = np.clip(np.ceil((confidence * 15).round(6)) - 1, 0, 14).astype(int)
-        return 100 * np.abs(np.bincount(bins, confidence - right, minlength=15)).sum() / len(q)
-
-    lost = fit + np.float32(1e-9) * logits.softmax(1).numpy()
-    assert raw_ece(lost) == pytest.approx(0.744, abs=2e-3)
-    assert raw_ece(fit.astype(np.float64) + 1e-9 * probs64(logits)) == pytest.approx(
-        0.764, abs=2e-3
-    )
-
-
-@pytest.mark.shared
-def test_lines_and_kept_confidence_are_better_on_the_papers_logits(published):
-    _, ours = scores_on(published, "isotonic")
-    _, theirs = scores_on(published, "isotonic(reference=True)")
-    assert ours[0] < theirs[0]
-    assert ours[3] < theirs[3]
-    assert ours[4] == pytest.approx(95.05)
-
-
-# --- the default, by its definition -----------------------------------------------------------
-
-
-def blocks_of(scores, hits):
-    """Blocks by scikit-learn: (members as a mask, share of hits), ascending."""
-    fit = scikit(scores, hits).predict(scores)
-    return [(fit == value, value) for value in np.unique(fit)]
 
 
 def logit(p):
@@ -141,150 +151,76 @@ def logit(p):
 
 
 def naive_map(p, hits, new, low, high):
-    """Lines in log-odds between (mean probability, share of hits) of the blocks."""
-    blocks = blocks_of(logit(p), hits)
-    centres = [logit(p[mine].mean()) for mine, _ in blocks]
-    values = [logit(np.clip(share, low, high)) for _, share in blocks]
-    return np.interp(logit(new), centres, values)
+    """Lines in log-odds between (mean probability, share of hits) of scikit-learn's blocks."""
+    fit = scikit(logit(p), hits).predict(logit(p))
+    shares = np.unique(fit)
+    centres = [logit(p[fit == share].mean()) for share in shares]
+    found = np.interp(logit(new), centres, logit(np.clip(shares, low, high)))
+    return 1 / (1 + np.exp(-found))
 
 
-def test_the_multiclass_default_by_hand():
+@pytest.mark.parametrize("reading", ["multiclass", "one_vs_rest"])
+def test_the_default_by_hand(reading):
     logits, labels = drawn(scale=2)
     new, _ = drawn(n=300, seed=1, scale=3)
     n, k = logits.shape
-    p, p_new = probs64(logits), probs64(new)
-    hits = np.eye(k)[labels.numpy()]
-    odds = naive_map(p.ravel(), hits.ravel(), p_new.ravel(), 1 / ((n + 1) * k), 1 - 1 / (n + 2))
-    q = (1 / (1 + np.exp(-odds))).reshape(p_new.shape)
-    top = p_new.argmax(1)
-    rows = np.arange(len(q))
-    rest = q.copy()
-    rest[rows, top] = 0
-    share = rest / rest.sum(1, keepdims=True)
-    least = share.max(1) / (1 + share.max(1))  # what keeps the prediction
-    sure = np.maximum(q[rows, top], least)
-    expected = share * (1 - sure)[:, None]
-    expected[rows, top] = sure
-    found = probs64(mapped(Isotonic().fit(Batch(logits, labels)), new))
-    np.testing.assert_allclose(found, expected, rtol=5e-3, atol=1e-4)
-
-
-def test_the_one_vs_rest_default_by_hand():
-    logits, labels = drawn(scale=2)
-    new, _ = drawn(n=300, seed=1, scale=3)
-    n, k = logits.shape
-    p, p_new = probs64(logits), probs64(new)
-    low, high = 1 / ((n + 1) * k), 1 - 1 / (n + 2)
-    odds = [naive_map(p[:, c], (labels == c).numpy(), p_new[:, c], low, high) for c in range(k)]
-    expected = np.stack([1 / (1 + np.exp(-column)) for column in odds], 1)
-    expected /= expected.sum(1, keepdims=True)
-    found = probs64(mapped(Isotonic(reading="one_vs_rest").fit(Batch(logits, labels)), new))
+    p, p_new, hits = probs64(logits), probs64(new), np.eye(k)[labels]
+    ends = 1 / ((n + 1) * k), 1 - 1 / (n + 2)
+    if reading == "one_vs_rest":
+        columns = [naive_map(p[:, c], hits[:, c], p_new[:, c], *ends) for c in range(k)]
+        expected = np.stack(columns, 1)
+        expected /= expected.sum(1, keepdims=True)
+    else:
+        q = naive_map(p.ravel(), hits.ravel(), p_new.ravel(), *ends).reshape(p_new.shape)
+        rows, top = np.arange(len(q)), p_new.argmax(1)
+        rest = q.copy()
+        rest[rows, top] = 0
+        share = rest / rest.sum(1, keepdims=True)
+        sure = np.maximum(q[rows, top], share.max(1) / (1 + share.max(1)))  # keeps the prediction
+        expected = share * (1 - sure)[:, None]
+        expected[rows, top] = sure
+    found = probs64(mapped(Isotonic(reading=reading).fit(Batch(logits, labels)), new))
     np.testing.assert_allclose(found, expected, rtol=5e-3, atol=1e-4)
 
 
 def test_the_top_reading_with_steps_is_scikit_learns_fit_of_the_top():
     logits, labels = drawn()
-    calibrator = Isotonic(reading="top", between="step").fit(Batch(logits, labels))
+    step = Isotonic(reading="top", between="step").fit(Batch(logits, labels))
     p = probs64(logits).max(1)
     fit = scikit(p, (logits.argmax(1) == labels).numpy()).predict(p)
     expected = np.clip(fit, 1 / 602, 1 - 1 / 602)
-    found = probs64(mapped(calibrator, logits)).max(1)
+    found = probs64(mapped(step, logits)).max(1)
     wrong = np.abs(found - expected) > 1e-4
     assert (found[wrong] > expected[wrong]).all()  # lifted to keep the prediction
     assert wrong.mean() < 0.1
-
-
-def test_steps_and_lines_agree_at_the_centres():
-    logits, labels = drawn()
     line = Isotonic(reading="top").fit(Batch(logits, labels))
-    step = Isotonic(reading="top", between="step").fit(Batch(logits, labels))
     assert torch.equal(line.values, step.values)
     assert ((line.nodes[:-1] <= step.nodes) & (step.nodes < line.nodes[1:])).all()
 
 
-def test_two_blocks_by_hand():
-    # Two margins: right 1 of 4, and right 3 of 4.
-    logits = torch.tensor([[1.0, 0.0]] * 4 + [[3.0, 0.0]] * 4)
-    labels = torch.tensor([0, 1, 1, 1, 0, 0, 0, 1])
-    calibrator = Isotonic(reading="top").fit(Batch(logits, labels))
-    assert calibrator.nodes.tolist() == [1.0, 3.0]
-    np.testing.assert_allclose(calibrator.values, [-np.log(3), np.log(3)], rtol=1e-6)
-    assert calibrator.report.steps[0].values == {"blocks": 2}
-
-
 def test_no_value_is_zero_or_one():
     logits, _ = drawn()
-    labels = logits.argmax(1)
     n, k = logits.shape
-    for reading in ("multiclass", "one_vs_rest", "top"):
-        values = Isotonic(reading=reading).fit(Batch(logits, labels)).values.double().sigmoid()
+    for reading in READINGS:
+        fitted = Isotonic(reading=reading).fit(Batch(logits, logits.argmax(1)))
+        values = fitted.values.double().sigmoid()
         assert values.max() == pytest.approx(1 - 1 / (n + 2), rel=1e-5)
         assert values.min() >= 1 / ((n + 1) * k) * 0.999
 
 
-# --- order within a row -----------------------------------------------------------------------
-
-
 @given(st.integers(0, 1000), st.sampled_from(["line", "step"]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_one_map_for_all_classes_never_reverses_two(seed, between):
     logits, labels = drawn(n=150, k=6, seed=seed)
     new, _ = drawn(n=150, k=6, seed=seed + 1, scale=8)
-    calibrator = Isotonic(between=between).fit(Batch(logits, labels))
-    found = mapped(calibrator, new)
-    order = new.argsort(1)
-    assert (found.gather(1, order).diff(dim=1) >= 0).all()
+    found = mapped(Isotonic(between=between).fit(Batch(logits, labels)), new)
+    assert (found.gather(1, new.argsort(1)).diff(dim=1) >= 0).all()
     assert torch.equal(found.argmax(1), new.argmax(1))
 
 
 def test_classes_below_the_lowest_block_are_still_told_apart():
     logits, labels = drawn()
     calibrator = Isotonic(between="step").fit(Batch(logits, labels))
-    row = torch.tensor([[0.0, -20.0, -21.0, -22.0]])
-    found = mapped(calibrator, row)[0]
+    found = mapped(calibrator, torch.tensor([[0.0, -20.0, -21.0, -22.0]]))[0]
     assert (found.diff() < 0).all()
     assert found[1] - found[3] < 1e-3  # and hardly
-
-
-# --- precision and errors ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reading", ["multiclass", "one_vs_rest", "top"])
-def test_half_precision_changes_little(reading):
-    logits, labels = drawn(n=3000)
-    calibrator = Isotonic(reading=reading).fit(Batch(logits, labels))
-    expected = mapped(calibrator, logits)
-    found = mapped(calibrator.half(), logits)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)
-
-
-def test_double_precision_gives_the_same_map():
-    logits, labels = drawn()
-    one = Isotonic().fit(Batch(logits, labels))
-    two = Isotonic().fit(Batch(logits.double(), labels))
-    torch.testing.assert_close(one.values, two.values, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        mapped(one, logits).double(), mapped(one, logits.double()), rtol=1e-4, atol=1e-4
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"reading": "all"}, "isotonic: reading is 'all': choose multiclass, one_vs_rest or top"),
-        ({"between": "spline"}, "isotonic: between is 'spline': choose line or step"),
-        ({"reference": 1}, "isotonic: reference is 1: give True or False"),
-        ({"reference": True, "reading": "top"}, "isotonic: reference=True is multiclass or one_vs"),
-        ({"reference": True, "between": "step"}, "leave between out"),
-    ],
-)
-def test_arguments_are_refused_by_name(arguments, message):
-    with pytest.raises(InputError, match=message):
-        Isotonic(**arguments)
-
-
-@pytest.mark.parametrize("nodes", [torch.ones(1), -torch.arange(2.0)])
-def test_damaged_values_are_refused(nodes):
-    with pytest.raises(InputError, match=r"isotonic: .* nodes must ascend"):
-        Isotonic().assign(nodes=nodes, values=torch.ones(len(nodes))).check()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 
-quick = settings(max_examples=40, deadline=None, derandomize=True)
+quick = settings(max_examples=20, deadline=None, derandomize=True)
 
 
 def labelled_logits(seed, n, k, *, step=None, dtype=np.float64):

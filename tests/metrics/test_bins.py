@@ -1,13 +1,12 @@
+"""Bins and class bins against loops, and where their edges lie."""
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from metric_cases import binary, cases, labelled_logits, quick, split_cases, top
+from metric_cases import binary, cases, columns, labelled_logits, quick, top
 
-from featcal.core.checks import InputError
-from featcal.metrics import Bins, Predictions, ece, mce, rms_ce
-
-FIELDS = ("count", "confidence", "correct")
+from featcal.metrics import Bins, ClassBins, classwise_ece, ece, mce, rms_ce
 
 
 def naive(confidence, correct, m):
@@ -24,17 +23,36 @@ def naive(confidence, correct, m):
     return total, largest, squares**0.5
 
 
-def same(a, b):
-    for name in FIELDS:
-        torch.testing.assert_close(getattr(a, name), getattr(b, name), atol=1e-12, rtol=1e-12)
+def naive_class_sums(probs, labels, m):
+    """Count, probability and hits by three loops: rows, classes, bins."""
+    n, k = probs.shape
+    edges = np.linspace(0, 1, m + 1)
+    sums = np.zeros((3, k, m))
+    for i in range(n):
+        for c in range(k):
+            b = max(0, int(np.searchsorted(edges, probs[i, c], side="left")) - 1)
+            sums[:, c, b] += (1, probs[i, c], labels[i] == c)
+    return sums
 
 
 @pytest.mark.parametrize("bins", [1, 2, 10, 15, 40])
-def test_against_a_loop(bins):
+def test_errors_against_a_loop(bins):
     logits, labels = labelled_logits(3, 500, 6)
     confidence, correct, _ = top(logits, labels)
     got = [f(logits=logits, labels=labels, bins=bins) for f in (ece, mce, rms_ce)]
     assert got == pytest.approx(naive(confidence, correct, bins), abs=1e-12)
+
+
+@pytest.mark.parametrize("bins", [1, 2, 15])
+def test_class_bins_against_loops(bins):
+    logits, labels = labelled_logits(5, 200, 4)
+    sums = naive_class_sums(top(logits, labels)[2], labels.numpy(), bins)
+    got = ClassBins.of(logits=logits, labels=labels, bins=bins)
+    for name, expected in zip(("count", "probability", "hits"), sums, strict=True):
+        np.testing.assert_allclose(getattr(got, name).numpy(), expected, atol=1e-10)
+    by_class = np.abs(sums[1] - sums[2]).sum(1) / 200
+    np.testing.assert_allclose(got.by_class.numpy(), by_class, atol=1e-12)
+    assert classwise_ece(logits=logits, labels=labels, bins=bins) == pytest.approx(by_class.mean())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -50,46 +68,29 @@ def test_edges_belong_to_the_bin_below(dtype, bins, value, index):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("bins", "k", "index"), [(15, 15, 0), (5, 5, 0), (15, 5, 2)])
 def test_low_edges_need_many_equal_classes(dtype, bins, k, index):
-    probs = torch.full((1, k), 1 / k, dtype=dtype)
-    count = Bins.of(probs, torch.tensor([0]), bins=bins).count
-    assert count.nonzero().flatten().tolist() == [index]
+    probs, label = torch.full((1, k), 1 / k, dtype=dtype), torch.tensor([0])
+    assert Bins.of(probs, label, bins=bins).count.nonzero().flatten().tolist() == [index]
+    assert ClassBins.of(probs, label, bins=bins).count[:, index].tolist() == [1] * k
 
 
-@quick
-@given(split_cases())
-def test_parts_add_up_to_the_whole(case):
-    logits, labels, i, j = case
-    a, b, c = (
-        Bins.of(logits=logits[part], labels=labels[part])
-        for part in (slice(0, i), slice(i, j), slice(j, None))
-    )
-    whole = Bins.of(logits=logits, labels=labels)
-    same(a + b + c, whole)
-    same(a + (b + c), whole)
-    same(whole + Bins.of(logits=logits[:0], labels=labels[:0]), whole)
+def test_a_probability_of_zero_is_in_the_first_bin():
+    got = ClassBins.of(torch.tensor([[1.0, 0.0]]), torch.tensor([1]), bins=4)
+    assert got.count.tolist() == [[0, 0, 0, 1], [1, 0, 0, 0]]
+    assert got.hits.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
+    assert got.ece == 1
 
 
 @quick
 @given(cases(min_rows=1))
-def test_rows_may_come_in_any_order(case):
-    logits, labels = case
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    same(Bins.of(logits=logits[order], labels=labels[order]), Bins.of(logits=logits, labels=labels))
-
-
-@quick
-@given(cases(min_rows=1))
-def test_the_errors_are_ordered(case):
+def test_the_errors_are_ordered_and_every_class_counts_every_row(case):
     """Jensen and the mean under the maximum."""
-    bins = Bins.of(logits=case[0], labels=case[1])
+    logits, labels = case
+    bins = Bins.of(logits=logits, labels=labels)
     assert abs(bins.overconfidence) <= bins.ece + 1e-12
     assert bins.ece <= bins.rms_ce + 1e-12 <= bins.mce + 2e-12 <= 1 + 2e-12
-
-
-def test_read_once_or_directly():
-    logits, labels = labelled_logits(4, 60, 3)
-    p = Predictions.of(logits=logits, labels=labels)
-    same(Bins.of_predictions(p, bins=7), Bins.of(logits=logits, labels=labels, bins=7))
+    classes = ClassBins.of(logits=logits, labels=labels)
+    assert classes.count.sum(1).tolist() == [len(labels)] * columns(logits).shape[1]
+    assert classes.hits.sum() == len(labels) == classes.n
 
 
 def test_what_a_diagram_reads():
@@ -102,48 +103,4 @@ def test_what_a_diagram_reads():
     for values in (bins.accuracy, bins.mean_confidence, bins.gap):
         assert values[:2].isnan().all()
     assert bins.overconfidence == pytest.approx(0.8 - 1 / 3)
-
-
-def test_underconfidence_is_negative():
     assert Bins.of(*binary([0.6, 0.8], [True, True])).overconfidence == pytest.approx(-0.3)
-
-
-def test_all_confidences_equal_and_one_row():
-    assert ece(*binary([0.8] * 5, [1, 1, 1, 1, 0])) == pytest.approx(0, abs=1e-12)
-    assert ece(*binary([0.8], [0])) == mce(*binary([0.8], [0])) == pytest.approx(0.8)
-
-
-def test_a_single_probability_is_that_of_class_1():
-    sure = torch.ones(4, 1)
-    assert ece(sure, torch.ones(4, dtype=torch.int64)) == 0
-    assert ece(sure, torch.zeros(4, dtype=torch.int64)) == 1
-    assert ece(torch.zeros(4), torch.zeros(4, dtype=torch.int64)) == 0
-
-
-def test_no_rows_have_no_value():
-    empty = Bins.of(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
-    assert empty.n == 0
-    for name in ("ece", "mce", "rms_ce", "overconfidence"):
-        with pytest.raises(InputError, match="no rows"):
-            getattr(empty, name)
-
-
-def test_different_bins_do_not_add():
-    probs, labels = binary([0.8], [1])
-    with pytest.raises(InputError, match="bins differ, 15 and 10"):
-        Bins.of(probs, labels) + Bins.of(probs, labels, bins=10)
-
-
-@pytest.mark.parametrize("bins", [0, -1, 2.0, "15", True, None])
-def test_bins_is_a_positive_integer(bins):
-    with pytest.raises(InputError, match="bins is"):
-        ece(*binary([0.8], [1]), bins=bins)
-
-
-def test_a_numpy_integer_is_an_integer():
-    assert len(Bins.of(*binary([0.8], [1]), bins=np.int64(4)).count) == 4
-
-
-def test_alone_a_process_is_the_whole():
-    bins = Bins.of(*binary([0.8, 0.6], [1, 0]))
-    same(bins.reduced(), bins)

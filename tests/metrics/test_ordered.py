@@ -1,24 +1,34 @@
+"""Metrics over ranks and the smooth error: against loops, over all orders of tied rows."""
+
+import math
 from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from metric_cases import binary, cases, labelled_logits, quick, split_cases, top
+from metric_cases import binary, cases, labelled_logits, quick, top
+from sklearn.metrics import roc_auc_score
 
-from featcal.core.checks import InputError
 from featcal.metrics import (
     Ordered,
     Predictions,
     adaptive_ece,
     adaptive_ece_of,
+    aurc,
+    auroc,
     debiased_ce,
     debiased_ce_of,
+    e_aurc,
     ks_error,
     ks_error_of,
+    ordered,
+    smooth_ece,
+    smooth_ece_of,
 )
 
 TIED = ([0.6, 0.7, 0.7, 0.7, 0.9], [True, True, False, False, True])
+GRID = np.linspace(0, 1, 4001)
 
 
 def rows(confidence, correct):
@@ -42,7 +52,39 @@ def naive_reference(confidence, correct, m):
     return total
 
 
-@pytest.mark.parametrize(("n", "bins"), [(200, 15), (200, 7), (20, 20), (7, 15), (1, 3)])
+def naive_aurc(correct_by_confidence):
+    """The mean over k of the error among the first k, for one given order."""
+    risks = [np.mean(~correct_by_confidence[: k + 1]) for k in range(len(correct_by_confidence))]
+    return np.mean(risks)
+
+
+def naive_smoothed(confidence, correct, width):
+    """The integral of |r| with a Gaussian and its mirror images, image by image, row by row."""
+    images = int(np.ceil(8 * width / 2)) + 1
+    r = np.zeros_like(GRID)
+    for f, y in zip(confidence, correct, strict=True):
+        for j in range(-images, images + 1):
+            for centre in (f + 2 * j, -f + 2 * j):
+                r += (f - y) * np.exp(-0.5 * ((GRID - centre) / width) ** 2)
+    r = np.abs(r) / (len(confidence) * width * np.sqrt(2 * np.pi))
+    return (r.sum() - (r[0] + r[-1]) / 2) / (len(GRID) - 1)
+
+
+def naive_smooth_ece(confidence, correct):
+    low, high = 1e-3, 1.0
+    for _ in range(26):
+        middle = (low + high) / 2
+        if naive_smoothed(confidence, correct, middle) > middle:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+# --- equal-mass groups and the cumulative error ---------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "bins"), [(200, 15), (20, 20), (7, 15), (1, 3)])
 def test_adaptive_ece_against_a_loop(n, bins):
     logits, labels = labelled_logits(6, n, 4)
     confidence, correct, _ = top(logits, labels)
@@ -56,20 +98,9 @@ def test_debiased_ce_against_a_loop():
     confidence, correct, _ = top(logits, labels)
     total = 0.0
     for c, y in naive_groups(confidence, correct, 15):
-        total += (
-            len(c) / 300 * ((c.mean() - y.mean()) ** 2 - y.mean() * (1 - y.mean()) / (len(c) - 1))
-        )
+        noise = y.mean() * (1 - y.mean()) / (len(c) - 1)
+        total += len(c) / 300 * ((c.mean() - y.mean()) ** 2 - noise)
     assert debiased_ce(logits=logits, labels=labels) == pytest.approx(total**0.5)
-
-
-def test_debiased_ce_of_a_calibrated_model_is_about_zero_where_the_plain_one_is_not():
-    rng = np.random.default_rng(0)
-    confidence = rng.uniform(0.5, 1, 3000)
-    ordered = rows(confidence, rng.uniform(size=3000) < confidence)
-    count, conf, correct = ordered.groups(bins=300)
-    plain = float((count * ((conf - correct) / count).square()).sum() / 3000) ** 0.5
-    assert plain > 0.1
-    assert debiased_ce_of(ordered, bins=300) < 0.05
 
 
 def test_groups_of_one_row_add_nothing_to_the_debiased_error():
@@ -77,65 +108,27 @@ def test_groups_of_one_row_add_nothing_to_the_debiased_error():
     assert debiased_ce_of(rows([0.9, 0.9], [False, False]), bins=1) == pytest.approx(0.9)
 
 
-def test_tied_rows_count_with_their_mean_over_all_orders():
-    confidence, correct = map(np.array, TIED)
-    sums = np.zeros(2)
-    orders = list(permutations(range(5)))
-    for order in orders:
-        p = np.array(order)
-        sums += [y.sum() for _, y in naive_groups(confidence[p], correct[p], 2)]
-    np.testing.assert_allclose(rows(*TIED).groups(bins=2)[2].numpy(), sums / len(orders))
-
-
-@quick
-@given(cases(min_rows=1))
-def test_the_order_of_rows_changes_no_bit(case):
-    logits, labels = case
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
-    one = Ordered.of(logits=logits, labels=labels)
-    two = Ordered.of(logits=logits[order], labels=labels[order])
-    for metric in (adaptive_ece_of, debiased_ce_of, ks_error_of):
-        assert metric(one) == metric(two)
-    assert adaptive_ece_of(one, reference=True) == pytest.approx(
-        adaptive_ece_of(two, reference=True)
-    )
-
-
-@quick
-@given(split_cases())
-def test_parts_add_up_to_the_whole(case):
-    logits, labels, i, j = case
-    a, b, c = (
-        Ordered.of(logits=logits[part], labels=labels[part])
-        for part in (slice(0, i), slice(i, j), slice(j, None))
-    )
-    whole = Ordered.of(logits=logits, labels=labels)
-    for total in (a + b + c, a + (b + c)):
-        assert torch.equal(total.confidence, whole.confidence)
-        assert torch.equal(total.correct, whole.correct)
-
-
 def test_no_rows_do_not_widen_the_others():
     empty = Ordered.of(torch.empty(0, 2, dtype=torch.float64), torch.empty(0, dtype=torch.int64))
     single = Ordered.of(*binary([0.7], [1], torch.float32))
     assert (empty + single).confidence.dtype == (single + empty).confidence.dtype == torch.float32
+    assert single.reduced().confidence.dtype == torch.float32
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [1, 5, 100, 1001])
-def test_the_reference_variant_against_a_loop(n, dtype):
+@pytest.mark.parametrize("n", [1, 100, 1001])
+def test_the_published_adaptive_ece_against_a_loop(n, dtype):
     logits, labels = labelled_logits(8, n, 3, dtype=dtype)
     p = Predictions.of(logits=logits, labels=labels)
     expected = naive_reference(p.confidence.numpy().astype(np.float64), p.correct.numpy(), 15)
-    assert adaptive_ece(logits=logits, labels=labels, reference=True) == pytest.approx(
-        expected, abs=1e-9
-    )
+    got = adaptive_ece(logits=logits, labels=labels, reference=True)
+    assert got == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_reference_variant_drops_all_rows_tied_at_the_minimum():
-    ordered = rows([0.6] * 4 + [0.9] * 4, [False] * 8)
-    assert adaptive_ece_of(ordered, bins=2) == pytest.approx(0.75)
-    assert adaptive_ece_of(ordered, bins=2, reference=True) == pytest.approx(0.45)
+def test_the_published_adaptive_ece_drops_all_rows_tied_at_the_minimum():
+    tied = rows([0.6] * 4 + [0.9] * 4, [False] * 8)
+    assert adaptive_ece_of(tied, bins=2) == pytest.approx(0.75)
+    assert adaptive_ece_of(tied, bins=2, reference=True) == pytest.approx(0.45)
     assert adaptive_ece_of(rows([0.8] * 3, [False] * 3), reference=True) == 0
 
 
@@ -148,37 +141,91 @@ def test_ks_error_at_the_ends_of_runs():
 @quick
 @given(cases(min_rows=1))
 def test_bounds(case):
-    ordered = Ordered.of(logits=case[0], labels=case[1])
-    gap = float(ordered.confidence.double().mean() - ordered.correct.double().mean())
-    assert abs(gap) <= ks_error_of(ordered) + 1e-12 <= 1 + 1e-12
-    assert abs(gap) <= adaptive_ece_of(ordered) + 1e-12 <= 1 + 1e-12
-    assert adaptive_ece_of(ordered, bins=1) == pytest.approx(abs(gap), abs=1e-12)
+    drawn = Ordered.of(logits=case[0], labels=case[1])
+    gap = abs(float(drawn.confidence.double().mean() - drawn.correct.double().mean()))
+    assert gap <= ks_error_of(drawn) + 1e-12 <= 1 + 1e-12
+    assert gap <= adaptive_ece_of(drawn) + 1e-12 <= 1 + 1e-12
+    assert adaptive_ece_of(drawn, bins=1) == pytest.approx(gap, abs=1e-12)
+    residual = ordered._Residual(drawn.confidence, drawn.correct)
+    values = [residual.smoothed(width) for width in (0.05, 0.1, 0.2, 0.5, 1.0)]
+    assert all(a >= b - 1e-9 for a, b in pairwise(values))  # never rises with the width
+    assert values[-1] >= gap - 1e-9
+    assert gap - 1e-6 <= smooth_ece_of(drawn) <= 1
 
 
-def test_all_confidences_equal():
-    ordered = rows([0.75] * 8, [True] * 6 + [False] * 2)
-    assert adaptive_ece_of(ordered) == ks_error_of(ordered) == debiased_ce_of(ordered) == 0
+# --- the smooth error -----------------------------------------------------------------------------
 
 
-def test_no_rows_have_no_value():
-    empty = Ordered.of(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
-    assert len(empty) == 0
-    assert empty.groups(bins=3).sum() == 0
-    for metric in (adaptive_ece_of, debiased_ce_of, ks_error_of):
-        with pytest.raises(InputError, match="no rows"):
-            metric(empty)
+@pytest.mark.parametrize(("seed", "n", "k"), [(0, 12, 3), (1, 1, 2), (2, 10, 10)])
+def test_smooth_ece_against_the_reflected_kernel(seed, n, k):
+    logits, labels = labelled_logits(seed, n, k)
+    confidence, correct, _ = top(logits, labels)
+    expected = naive_smooth_ece(confidence, correct)
+    assert smooth_ece(logits=logits, labels=labels) == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("reference", [False, True])
-def test_bins_are_checked(reference):
-    with pytest.raises(InputError, match="bins is 0"):
-        adaptive_ece(*binary(*TIED), bins=0, reference=reference)
+@pytest.mark.parametrize("width", [0.01, 0.3, 1.0])
+def test_every_width_against_the_reflected_kernel(width):
+    logits, labels = labelled_logits(3, 25, 3)
+    confidence, correct, _ = top(logits, labels)
+    residual = ordered._Residual(torch.tensor(confidence), torch.tensor(correct))
+    expected = naive_smoothed(confidence, correct, width)
+    assert residual.smoothed(width) == pytest.approx(expected, abs=1e-6)
+    # A kernel that loses mass at 1 would halve this.
+    sure = ordered._Residual(torch.ones(3), torch.zeros(3))
+    assert sure.smoothed(width) == pytest.approx(1, abs=1e-6)
 
 
-def test_alone_a_process_is_the_whole():
-    for dtype in (torch.float32, torch.float64):
-        ordered = Ordered.of(*binary(*TIED, dtype))
-        whole = ordered.reduced()
-        assert whole.confidence.dtype == dtype
-        assert torch.equal(whole.confidence, ordered.confidence)
-        assert torch.equal(whole.correct, ordered.correct)
+def test_sure_and_right_is_zero_and_below_the_smallest_width_a_bound_is_given():
+    assert smooth_ece(torch.ones(5, 1), torch.ones(5, dtype=torch.int64)) == 0
+    assert smooth_ece(torch.ones(5, 1), torch.zeros(5, dtype=torch.int64)) == pytest.approx(1)
+    assert pytest.approx(2.9e-4, abs=1e-5) == ordered.SMALLEST_WIDTH
+    assert smooth_ece(*binary([0.9999], [1])) == pytest.approx(1e-4, abs=1e-6)
+
+
+# --- telling right from wrong ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [None, 3.0])
+def test_auroc_against_sklearn(step):
+    logits, labels = labelled_logits(13, 300, 3, step=step)
+    p = Ordered.of(logits=logits, labels=labels)
+    expected = roc_auc_score(p.correct.numpy(), p.confidence.numpy())
+    assert auroc(logits=logits, labels=labels) == pytest.approx(expected)
+
+
+def test_auroc_of_one_kind_is_not_a_number_and_of_equal_confidences_one_half():
+    assert math.isnan(auroc(*binary([0.7, 0.8], [1, 1])))
+    assert math.isnan(auroc(*binary([0.7, 0.8], [0, 0])))
+    assert auroc(*binary([0.7] * 4, [1, 0, 1, 1])) == 0.5
+
+
+def test_aurc_against_a_loop():
+    logits, labels = labelled_logits(14, 80, 4)
+    confidence, correct, _ = top(logits, labels)
+    expected = naive_aurc(correct[np.argsort(-confidence)])
+    assert aurc(logits=logits, labels=labels) == pytest.approx(expected)
+
+
+def test_aurc_is_the_mean_over_all_orders_of_tied_rows():
+    confidence = np.array([0.6, 0.8, 0.8, 0.8, 0.9, 0.9])
+    correct = np.array([True, False, True, False, True, False])
+    values = []
+    for order in permutations(range(6)):
+        p = np.array(order)
+        values.append(naive_aurc(correct[p][np.argsort(-confidence[p], kind="stable")]))
+    assert aurc(*binary(confidence, correct)) == pytest.approx(np.mean(values))
+
+
+def test_e_aurc_subtracts_the_perfect_order():
+    confidence, correct = np.array([0.9, 0.8, 0.7, 0.6]), np.array([True, False, True, True])
+    oracle = 0.25 + 0.75 * math.log(0.75)
+    assert e_aurc(*binary(confidence, correct)) == pytest.approx(naive_aurc(correct) - oracle)
+    many = np.linspace(0.99, 0.51, 20000), [True] * 15000 + [False] * 5000
+    assert e_aurc(*binary(*many)) == pytest.approx(0, abs=1e-4)
+
+
+def test_all_right_and_all_wrong():
+    right, wrong = binary([0.7, 0.8], [1, 1]), binary([0.7, 0.8], [0, 0])
+    assert aurc(*right) == e_aurc(*right) == e_aurc(*wrong) == 0
+    assert aurc(*wrong) == 1

@@ -1,6 +1,5 @@
 """The forms in which torchvision's classes end, each on a few channels: written here, not taken."""
 
-from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
@@ -54,55 +53,6 @@ class DenseNet(nn.Module):
     def forward(self, x):
         maps = F.relu(self.features(x), inplace=True)
         return self.classifier(F.adaptive_avg_pool2d(maps, 1).flatten(1))
-
-
-class MobileNetV2(nn.Module):
-    """mean over pixels -> Sequential(Dropout, Linear)."""
-
-    def __init__(self):
-        super().__init__()
-        self.features = nn.Sequential(conv_bn(3, 16, 2), nn.Conv2d(16, 16, 1), nn.ReLU6())
-        self.classifier = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, K))
-
-    def forward(self, x):
-        return self.classifier(self.features(x).mean([2, 3]))
-
-
-class MobileNetV3(MobileNetV2):
-    """A classifier of two linear layers."""
-
-    def __init__(self):
-        super().__init__()
-        layers = nn.Linear(16, 24), nn.Hardswish(), nn.Dropout(0.5), nn.Linear(24, K)
-        self.classifier = nn.Sequential(*layers)
-
-
-class Attention(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
-        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-
-    def forward(self, x):
-        query, key, value = self.qkv(self.norm(x))[:, None].chunk(3, -1)  # of one head
-        x = x + F.scaled_dot_product_attention(query, key, value)[:, 0]
-        return x + self.mlp(x)
-
-
-class ViT(nn.Module):
-    """A class token through the encoder, and `heads` with one layer of that name."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.conv_proj = nn.Conv2d(3, width, 8, 8)
-        self.class_token = nn.Parameter(torch.randn(1, 1, width))
-        self.encoder = nn.Sequential(Attention(width), Attention(width), nn.LayerNorm(width))
-        self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, K)))
-
-    def forward(self, x):
-        patches = self.conv_proj(x).flatten(2).transpose(1, 2)
-        token = self.class_token.expand(x.shape[0], -1, -1)
-        return self.heads(self.encoder(torch.cat([token, patches], 1))[:, 0])
 
 
 class SqueezeNet(nn.Module):
@@ -179,18 +129,3 @@ class LogSoftmax(ResNet):
 
     def forward(self, x):
         return F.log_softmax(super().forward(x), 1)
-
-
-class TwoHeads(ResNet):
-    """The mean of two heads, as distilled transformers give it."""
-
-    def __init__(self):
-        super().__init__()
-        self.fc_dist = nn.Linear(12, K)
-
-    def get_classifier(self):
-        return self.fc, self.fc_dist
-
-    def forward(self, x):
-        x = self.body(x)
-        return (self.fc(x) + self.fc_dist(x)) / 2

@@ -100,9 +100,6 @@ def unsettle(model):
         weight.grad = torch.full_like(weight, 0.25)
 
 
-# --- data --------------------------------------------------------------------------------------
-
-
 def pictures(size=32):
     """Noise of a colour and a contrast: pictures of noise alone are all alike to a network."""
     draw = torch.Generator().manual_seed(0)
@@ -158,9 +155,6 @@ def batches_of(model, inputs, *, head=None, batch=BATCH, seed=0):
     generator = torch.Generator().manual_seed(seed)
     labels = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
     return [(x, labels[part]) for (x, _), part in zip(plain, cut, strict=True)]
-
-
-# --- the path ----------------------------------------------------------------------------------
 
 
 def close(found, expected):

@@ -1,8 +1,6 @@
 """What a hand does in a browser, and what an eye sees there: for the tests of the page."""
 
-import base64
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +8,6 @@ pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
-KEPT = Path(__file__).parents[2] / ".cache" / "screenshots"
 # Selenium and the browser's pipes are closed when they please.
 MARKS = [
     pytest.mark.no_cover,
@@ -57,17 +54,6 @@ def settled(browser):
     browser.execute_async_script(
         "requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))"
     )
-
-
-def keep(browser, name):
-    KEPT.mkdir(parents=True, exist_ok=True)
-    size = browser.execute_script(
-        "return [document.documentElement.clientWidth, document.documentElement.scrollHeight]"
-    )
-    clip = {"x": 0, "y": 0, "width": size[0], "height": size[1], "scale": 1}
-    asked = {"captureBeyondViewport": True, "clip": clip}
-    taken = browser.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]
-    (KEPT / f"report-{name}.png").write_bytes(base64.b64decode(taken))
 
 
 def column_of(browser, table, column):

@@ -2,9 +2,11 @@ import os
 import shutil
 
 import pytest
+from serving import serving
 
 from featcal import Batch, write_pack
 from featcal.page import Content, render
+from featcal.page.serve import Explorer, Live
 
 EVIL = "</script><b>bold</b>"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -14,23 +16,21 @@ FLAGS = (
 )
 
 
-def made_pack(folder, made, *, features=True, rows=(600, 900), **kind):
+def made_pack(folder, made, *, features=True):
     """An overconfident network on disk, with a class that is called like HTML."""
-    fit, test = rows
-    known = made(fit + test, **kind)
+    known, fit = made(1500), 600
 
     def part(chosen):
         own = known.features[chosen] if features else None
         return Batch(None if features else known.logits[chosen], known.labels[chosen], own)
 
-    names = ["cat", EVIL, 'dog "x"', "d&d", "é"]
     return write_pack(
         folder / "pack",
         {"val": part(slice(fit)), "test": part(slice(fit, None))},
         head=known.head if features else None,
         dataset="made <data>",
         model="net",
-        class_names=names,
+        class_names=["cat", EVIL, 'dog "x"', "d&d", "é"],
     )
 
 
@@ -46,8 +46,10 @@ def pack(tmp_path_factory, made):
 
 
 @pytest.fixture(scope="session")
-def logits_pack(tmp_path_factory, made):
-    return made_pack(tmp_path_factory.mktemp("logits"), made, features=False)
+def bare(tmp_path_factory, made):
+    """The content of a pack of logits alone."""
+    pack = made_pack(tmp_path_factory.mktemp("logits"), made, features=False)
+    return Content.of(pack, resamples=100)
 
 
 @pytest.fixture(scope="session")
@@ -64,10 +66,8 @@ def page(content):
 def browser():
     """A headless Chromium that logs what it says and what it asks for."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, driver = (
-        next(filter(None, map(shutil.which, BROWSERS)), None),
-        shutil.which("chromedriver"),
-    )
+    chromium = next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = shutil.which("chromedriver")
     if chromium is None or driver is None:
         missing = "chromium or chromedriver is missing: apt install chromium chromium-driver"
         # CI skips none of these; whoever has no browser may.
@@ -80,3 +80,11 @@ def browser():
     found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     yield found
     found.quit()
+
+
+@pytest.fixture(scope="session")
+def served(content):
+    """The page as `featcal explore` serves it."""
+    live = Live(content)
+    with serving(Explorer(render(content, live=True), live)) as server:
+        yield server

@@ -4,12 +4,14 @@ import torch
 
 from featcal import parse
 from featcal.metrics.bins import Bins
-from featcal.page.verdict import Place, summary
+from featcal.page.verdict import Choice, Place, facts_of
+from featcal.page.wording import Summary
 from featcal.report.compare import Comparison, Row
 from featcal.report.scores import Scores
 
 PLACE = Place("my pack", fit_rows=5000)
 RAW = {"accuracy": 0.80, "confidence": 0.89, "ece": 0.09, "nll": 0.9, "brier": 0.3}
+GOOD = {"confidence": 0.81, "ece": 0.02, "nll": 0.8, "brier": 0.28}
 
 
 def bins_of(*rows):
@@ -41,14 +43,30 @@ def row(
     return Row(recipe, calibrator, Scores(n, metrics, bins, moved), 0.0)
 
 
+def good(recipe, **values):
+    """A row that helps."""
+    return row(recipe, **{**GOOD, **values})
+
+
+def harmful(recipe, **values):
+    """A recipe that lowers the loss, and makes calibration worse."""
+    return good(recipe, **{"seed": 1, "ece": 0.12, "brier": 0.33, **values})
+
+
 def compared(*rows, resamples=400):
     against = (None, *(0 for _ in rows[1:]))
     return Comparison(tuple(rows), against, {"resamples": resamples, "seed": 0})
 
 
+def judged(*rows, place=PLACE):
+    """The choice, and the facts."""
+    comparison = compared(*rows)
+    choice = Choice.of(comparison, place.seen)
+    return choice, facts_of(comparison, choice, place)
+
+
 def told(*rows, place=PLACE):
-    found = summary(compared(*rows), place)
+    """The summary, and its answers by their questions."""
+    choice, facts = judged(*rows, place=place)
+    found = Summary.of(facts, choice)
     return found, {point.question: point.answer for point in found.points}
-
-
-GOOD = {"confidence": 0.81, "ece": 0.02, "nll": 0.8, "brier": 0.28}

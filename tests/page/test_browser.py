@@ -1,25 +1,12 @@
 """The page in a real browser: no request, no error, and everything a hand can reach works."""
 
-import base64
-
 import pytest
 
 from featcal import Batch, write_pack
 from featcal.page import Content, render
 
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-from browsing import (
-    KEPT,
-    MARKS,
-    bars_of,
-    column_of,
-    keep,
-    look,
-    open_page,
-    requests,
-    settled,
-    text_of,
-)
+from browsing import MARKS, bars_of, column_of, look, open_page, requests, settled, text_of
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
@@ -27,57 +14,43 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 pytestmark = MARKS
 
 
-@pytest.fixture(scope="module")
-def address(page, tmp_path_factory):
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path.as_uri()
-
-
 @pytest.fixture
-def opened(browser, address):
+def opened(browser, served):
     """The page, opened anew as wide as a desk; afterwards it must have logged nothing."""
     look(browser, width=1200, scheme="light")
-    open_page(browser, address)
+    open_page(browser, served.address)
     yield browser
     assert browser.get_log("browser") == []
 
 
-def test_it_opens_without_a_request_and_without_an_error(opened, address):
-    asked = [url for url in requests(opened) if not url.startswith("data:")]
-    assert asked == [address]
-    charts = opened.execute_script(
-        "return [...document.querySelectorAll('.chart')].map(c => !!c.querySelector('.main-svg'))"
-    )
-    assert len(charts) == 10
-    assert all(charts)
+def test_a_file_opens_without_a_request_and_without_an_error(browser, page, tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text(page, encoding="utf-8")
+    look(browser, width=1200, scheme="light")
+    open_page(browser, path.as_uri())
+    assert [url for url in requests(browser) if not url.startswith("data:")] == [path.as_uri()]
+    drawn = "return document.querySelectorAll('.chart .main-svg:first-of-type').length"
+    assert browser.execute_script(drawn) == 10
+    assert browser.get_log("browser") == []
 
 
 def test_the_slider_moves_the_diagram_and_the_numbers(opened, content):
-    slider = opened.find_element(By.ID, "threshold")
+    slider, sweep = opened.find_element(By.ID, "threshold"), content.sweeps[0]
     before = bars_of(opened, "chart-sweep"), text_of(opened, "explorer-text")
     place = int(slider.get_attribute("value"))
-    assert place == content.sweeps[0].best
+    assert place == sweep.best
     slider.send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
     settled(opened)
     after = bars_of(opened, "chart-sweep"), text_of(opened, "explorer-text")
     assert before[0] != after[0]
-    assert before[1] != after[1]
-    sweep = content.sweeps[0]
-    bins = sweep.test.bins(place - 2)
-    accuracy = [None if value != value else value for value in bins.accuracy.tolist()]
-    assert after[0][0] == pytest.approx(accuracy)
+    accuracy = sweep.test.bins(place - 2).accuracy.tolist()
+    assert after[0][0] == pytest.approx([None if v != v else v for v in accuracy])
     assert f"ECE {100 * float(sweep.test.ece[place - 2]):.1f} %" in after[1]
     assert f"NLL {float(sweep.test.nll[place - 2]):.4f}" in after[1]
     assert f"{float(sweep.thresholds[place - 2]):.4g}"[:4] in slider.get_attribute("aria-valuetext")
-
-
-def test_the_method_can_be_switched(opened, content):
-    radios = opened.find_elements(By.CSS_SELECTOR, "#methods input")
-    radios[1].click()
+    opened.find_elements(By.CSS_SELECTOR, "#methods input")[1].click()
     settled(opened)
-    text = text_of(opened, "explorer-text")
-    assert "T = " in text
+    assert "T = " in text_of(opened, "explorer-text")
     opened.find_element(By.CSS_SELECTOR, "[data-jump=last]").click()
     settled(opened)
     assert text_of(opened, "explorer-text").startswith("Without clipping")
@@ -90,7 +63,6 @@ def test_the_method_can_be_switched(opened, content):
 def test_the_explorer_speaks_when_it_rests(opened):
     """A screen reader hears the slider at every key, and the whole sentence only afterwards."""
     slider, text = (opened.find_element(By.ID, name) for name in ("threshold", "explorer-text"))
-    assert text.get_attribute("aria-live") is None
     said = "return document.getElementById('explorer-said').textContent"
     opened.execute_script(
         "window.heard = []; new MutationObserver(() => heard.push("
@@ -104,21 +76,19 @@ def test_the_explorer_speaks_when_it_rests(opened):
     assert opened.execute_script("return heard") == [text.text]
 
 
-def test_copying_is_said_and_the_button_keeps_its_name(opened, content):
+def test_the_command_is_copied_and_columns_are_explained(opened, content):
     button = opened.find_element(By.ID, "copy")
     button.click()
     WebDriverWait(opened, 5).until(lambda driver: text_of(driver, "copied") == "Copied")
     assert button.accessible_name == "Copy"
-    assert opened.find_element(By.ID, "copied").get_attribute("role") == "status"
     assert opened.execute_script("return String(getSelection())") == content.summary.command
-
-
-def test_the_columns_are_explained_without_a_mouse(opened):
     meanings = opened.find_element(By.CSS_SELECTOR, "#comparison .meanings")
     assert "true class" not in meanings.text
     meanings.find_element(By.TAG_NAME, "summary").send_keys(Keys.ENTER)
     assert "true class" in meanings.text
-    assert "NLL" in meanings.text
+    fitted = [entry for entry in content.entries if entry.fitted]
+    items = opened.find_elements(By.CSS_SELECTOR, "#fits li")
+    assert [item.text for item in items] == [f"{one.recipe}: {one.fitted}" for one in fitted]
 
 
 def test_tables_sort_by_click_and_by_key(opened):
@@ -137,11 +107,9 @@ def test_tables_sort_by_click_and_by_key(opened):
         names.click()
         shown = column_of(opened, "table-classes", 1)
         assert [name for name in shown if name in order] == order
-    sorts = opened.find_elements(By.CSS_SELECTOR, "#table-comparison [aria-sort=descending]")
-    assert len(sorts) == 1
 
 
-def test_another_recipe_can_be_shown_after(opened, content):
+def test_another_recipe_can_be_shown_after(opened):
     before = bars_of(opened, "chart-after")
     Select(opened.find_element(By.ID, "after")).select_by_visible_text("none")
     assert bars_of(opened, "chart-after") != before
@@ -149,29 +117,29 @@ def test_another_recipe_can_be_shown_after(opened, content):
     assert "nothing is changed" in text_of(opened, "after-name")
 
 
-def test_the_theme_follows_the_system_and_the_button(opened, address):
+def test_the_theme_follows_the_system_and_the_button(opened, served):
     ground = "return getComputedStyle(document.body).backgroundColor"
-    light = opened.execute_script(ground)
     ink = "return document.getElementById('chart-before').layout.font.color"
-    light_ink = opened.execute_script(ink)
-    opened.find_element(By.ID, "theme").click()
-    assert opened.execute_script(ground) != light
-    assert opened.execute_script(ink) != light_ink
+    light, light_ink = opened.execute_script(ground), opened.execute_script(ink)
     button = opened.find_element(By.ID, "theme")
+    button.click()
+    dark = opened.execute_script(ground)
+    assert dark != light
+    assert opened.execute_script(ink) != light_ink
     assert button.get_attribute("aria-pressed") == "true"
     assert button.accessible_name.strip() == "Dark"  # what is seen is what is said, pressed or not
-    assert "Dark" in button.text
-    dark = opened.execute_script(ground)
     look(opened, width=1200, scheme="dark")
-    open_page(opened, address)
+    open_page(opened, served.address)
     assert opened.execute_script(ground) == dark
-    keep(opened, "dark")
     opened.find_element(By.ID, "theme").click()
     assert opened.execute_script(ground) == light
-    keep(opened, "light")
 
 
-def test_nothing_is_wider_than_the_screen(opened):
+def test_nothing_is_wider_than_the_screen_and_cut_tables_say_so(opened):
+    hint = (
+        "return getComputedStyle(document.querySelector('#comparison .scroll'), '::before').content"
+    )
+    assert opened.execute_script(hint) == "none"
     for width in (768, 360):
         look(opened, width=width, scheme="light")
         settled(opened)
@@ -179,28 +147,12 @@ def test_nothing_is_wider_than_the_screen(opened):
         assert opened.execute_script(too_wide) <= 0
         chart = opened.find_element(By.CSS_SELECTOR, "#chart-before .main-svg")
         assert chart.size["width"] <= width
-        keep(opened, f"{width}")
-
-
-def test_a_table_that_is_cut_off_says_that_it_scrolls(opened):
-    hint = (
-        "return getComputedStyle(document.querySelector('#comparison .scroll'), '::before').content"
-    )
-    assert opened.execute_script(hint) == "none"
-    look(opened, width=360, scheme="light")
     WebDriverWait(opened, 5).until(lambda driver: "scroll sideways" in driver.execute_script(hint))
-    box = opened.find_element(By.CSS_SELECTOR, "#comparison .scroll")
-    assert box.get_property("scrollWidth") > box.get_property("clientWidth")
 
 
-def test_what_was_learned_is_a_list(opened, content):
-    fitted = [entry for entry in content.entries if entry.fitted]
-    items = opened.find_elements(By.CSS_SELECTOR, "#fits li")
-    assert [item.text for item in items] == [f"{one.recipe}: {one.fitted}" for one in fitted]
-
-
-def test_paper_has_no_controls(opened):
+def test_it_prints_without_controls_and_in_light_colours(opened):
     """A slider that cannot be moved is not printed; what it was set to is."""
+    opened.find_element(By.ID, "theme").click()
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     for name in ("threshold", "after", "theme"):
         assert not opened.find_element(By.ID, name).is_displayed()
@@ -208,28 +160,18 @@ def test_paper_has_no_controls(opened):
     methods = opened.find_elements(By.CSS_SELECTOR, "#methods label")
     assert [one.is_displayed() for one in methods] == [True] + [False] * (len(methods) - 1)
     opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-
-
-def test_it_prints_in_light_colours(opened):
-    opened.find_element(By.ID, "theme").click()
-    printed = opened.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"]
-    KEPT.mkdir(parents=True, exist_ok=True)
-    pdf = base64.b64decode(printed)
-    assert pdf.startswith(b"%PDF")
-    (KEPT / "report.pdf").write_bytes(pdf)
+    theme = "return document.documentElement.dataset.theme"
     opened.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert opened.execute_script("return document.documentElement.dataset.theme") == "light"
+    assert opened.execute_script(theme) == "light"
     opened.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert opened.execute_script("return document.documentElement.dataset.theme") == "dark"
+    assert opened.execute_script(theme) == "dark"
 
 
 def test_everything_can_be_reached_by_keyboard(opened):
     """Every control takes the focus, and shows that it has it."""
     controls = opened.find_elements(By.CSS_SELECTOR, "button, select, input, a[href], summary")
-    unreachable = [
-        one.get_attribute("outerHTML") for one in controls if one.get_property("tabIndex") < 0
-    ]
-    assert unreachable == []
+    hidden = [one for one in controls if one.get_property("tabIndex") < 0]
+    assert [one.get_attribute("outerHTML") for one in hidden] == []
     unnamed = opened.execute_script(
         "return [...document.querySelectorAll('input, select, button')].filter("
         "c => !(c.labels?.length || c.getAttribute('aria-label') || c.textContent.trim()))"
@@ -244,8 +186,7 @@ def test_everything_can_be_reached_by_keyboard(opened):
 def test_a_network_that_is_never_wrong_has_a_page_too(browser, made, tmp_path):
     """No confident wrong rows, a clip that does nothing, few rows: nulls wherever one can be."""
     known = made(140)
-    labels = known.logits.argmax(1)
-    parts = {"val": slice(60), "test": slice(60, 140)}
+    labels, parts = known.logits.argmax(1), {"val": slice(60), "test": slice(60, 140)}
     splits = {name: Batch(None, labels[part], known.features[part]) for name, part in parts.items()}
     pack = write_pack(tmp_path / "pack", splits, head=known.head)
     path = tmp_path / "page.html"
@@ -261,7 +202,50 @@ def test_a_network_that_is_never_wrong_has_a_page_too(browser, made, tmp_path):
     names = "return document.getElementById(arguments[0]).data.map((trace) => trace.name)"
     for chart in ("chart-units", "chart-all-units", "chart-values"):
         assert [name.split()[-1] for name in browser.execute_script(names, chart)] == ["right"]
-        assert browser.find_elements(By.CSS_SELECTOR, f"#{chart} .legend .legendtext")
     assert not browser.find_elements(By.CSS_SELECTOR, "#explorer .legend .wrong")
-    assert "Mean of all " in text_of(browser, "confident")
     assert browser.get_log("browser") == []
+
+
+def tried(browser, recipe):
+    """Types a recipe into the box of `featcal explore`; what the page says then."""
+    box = browser.find_element(By.ID, "recipe")
+    box.clear()
+    box.send_keys(recipe, Keys.ENTER)
+    WebDriverWait(browser, 20).until(
+        lambda driver: (
+            driver.find_element(By.ID, "recipe-go").is_enabled()
+            and text_of(driver, "recipe-message") not in ("", "Fitting …")
+        )
+    )
+    return text_of(browser, "recipe-message")
+
+
+def test_the_box_fits_recipes_and_shows_them_everywhere(opened, served):
+    assert "nonsense" in tried(opened, "nonsense")
+    assert opened.get_log("browser") == []  # a mistyped recipe is no error of the page
+    message = opened.find_element(By.ID, "recipe-message")
+    assert "bad" in message.get_attribute("class")
+    assert opened.find_element(By.ID, "recipe").get_attribute("aria-invalid") == "true"
+    recipe, table = "clip(min_accuracy=0.99) | temperature", "#table-comparison"
+    opened.execute_script(f"document.querySelectorAll('{table} .mark').forEach((m) => m.remove())")
+    told = tried(opened, recipe)
+    assert "★ best" in text_of(opened, "table-comparison")  # all rows are judged anew
+    assert told.startswith(f"{recipe}, c = ")
+    assert "in the threshold explorer" in told
+    assert "bad" not in message.get_attribute("class")
+    for table in ("comparison", "counts", "entropy", "changed"):
+        cells = opened.find_elements(By.CSS_SELECTOR, f"#table-{table} tbody th code")
+        assert [cell.text for cell in cells].count(recipe) == 1
+    chosen = opened.find_element(By.CSS_SELECTOR, "#methods input:checked + code")
+    assert chosen.text == text_of(opened, "after-name") == recipe
+    assert "This is what a fit chose." in text_of(opened, "explorer-text")
+    learned = opened.find_elements(By.CSS_SELECTOR, "#fits li")
+    assert learned[-1].text.startswith(f"{recipe}: c = ")
+    table = opened.find_element(By.CSS_SELECTOR, "#comparison .scroll")
+    # A long name wraps, and hides no column.
+    assert table.get_property("scrollWidth") <= table.get_property("clientWidth")
+    # Typed once more it is found, not added.
+    assert "already in the tables" in tried(opened, recipe)
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#methods input")) == 3
+    hosts = {url.split("/")[2] for url in requests(opened) if not url.startswith("data:")}
+    assert hosts == {served.address.split("/")[2]}

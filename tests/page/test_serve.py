@@ -1,14 +1,91 @@
-"""The explorer's server: what it answers, and to whom."""
+"""The explorer: what a page is answered about another recipe, and whom its server answers."""
 
 import http.client
 import json
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from serving import serving
 
+import featcal
 from featcal import InputError
-from featcal.page.serve import HOST, LONGEST, Explorer
+from featcal.page import Content
+from featcal.page.html import comparison_table
+from featcal.page.serve import HOST, LONGEST, Explorer, Live
+
+
+@pytest.fixture(scope="module")
+def live(content):
+    return Live(content)
+
+
+def test_another_recipe_is_answered_as_the_page_has_its_own(live, content):
+    found = live.answer("temperature | temperature")
+    assert found["entry"]["recipe"] == "temperature | temperature"
+    assert found["sweep"] is None
+    assert set(found["rows"]) == {"comparison", "counts", "entropy", "changed"}
+    assert '<th scope="row"><code>temperature | temperature</code>' in found["rows"]["comparison"]
+    assert "changes nothing" in found["words"][0]
+    same, own = live.answer("clip"), content.as_json()["recipes"][2]
+    assert same["entry"]["metrics"] == own["metrics"]
+    assert same["entry"]["differences"] == own["differences"]
+    assert same["sweep"]["recipe"] == "clip"
+    assert any("never looks at features" in sentence for sentence in same["words"])
+    json.dumps(same, allow_nan=False)
+
+
+def test_what_was_tried_is_not_fitted_again(live, monkeypatch):
+    first = live.answer("clip | vector")
+    assert first["sweep"] is None
+    assert any("threshold explorer has no place for it" in one for one in first["words"])
+    monkeypatch.setattr("featcal.page.serve.compare", None)
+    assert live.answer(" clip |vector ")["rows"] == first["rows"]
+
+
+def test_a_clip_with_arguments_has_its_own_sweep(live):
+    answered = live.answer("clip(min_accuracy=0.99) | temperature")["sweep"]
+    assert answered["recipe"] == "clip(min_accuracy=0.99) | temperature"
+
+
+def marked(comparison, seen=()):
+    rows = comparison_table(comparison, seen).rows
+    return {row[0].text: sum(cell.mark == "best" for cell in row) for row in rows}
+
+
+def test_stars_are_judged_among_all_that_is_shown(pack):
+    """As a comparison of the same recipes would have them, whichever were typed in."""
+    few = {"resamples": 100}
+    found = Content.of(pack, ["vector"], **few)
+    live = Live(found)
+    live.answer("temperature")
+    last = live.answer("clip | temperature", ["none", "temperature", "never seen"])
+    rows = {last["entry"]["recipe"]: last["rows"]["comparison"], **last["judged"]}
+    recipes = ["none", "vector", "temperature", "clip | temperature"]
+    wanted = marked(
+        featcal.compare(pack.split("val"), pack.split("test"), recipes, pack.head, **few)
+    )
+    assert {name: html.count("★ best") for name, html in rows.items()} == wanted
+    assert {name: wanted[name] for name in ("none", "vector")} != marked(found.comparison)
+
+
+def test_a_typed_recipe_does_not_judge_what_saw_the_answers(content):
+    cheat = Live(replace(content, summary=replace(content.summary, seen=(1,))))
+    judged = cheat.answer("clip")["judged"]
+    assert "fitted on these very rows" in judged["temperature"]
+    assert "★" not in judged["temperature"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "words"),
+    [("nonsense", "nonsense"), ("", "recipe"), ("none", "as it is"), ("density", "trained on")],
+)
+def test_what_cannot_be_answered_is_said(live, bare, recipe, words):
+    with pytest.raises(InputError, match=words):
+        live.answer(recipe)
+    with pytest.raises(InputError, match="logits alone"):
+        Live(bare).answer("clip")
 
 
 def computed(recipe, beside):
@@ -17,10 +94,10 @@ def computed(recipe, beside):
     return {"recipe": recipe, "beside": beside}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def explorer():
-    server = Explorer("<p>naïve</p>", computed)
-    with serving(server):
+    live = SimpleNamespace(answer=computed, checked=lambda recipe: computed(recipe, []))
+    with serving(Explorer("<p>naïve</p>", live)) as server:
         yield server
 
 
@@ -40,148 +117,82 @@ def posted(explorer, body, path="/recipe", **headers):
     return status, json.loads(answer)
 
 
-def test_it_listens_to_this_machine_alone(explorer):
+def test_the_page_is_served_to_this_machine_alone_and_not_kept(explorer):
     assert explorer.server_address[0] == HOST
     assert explorer.address == f"http://127.0.0.1:{explorer.server_address[1]}/"
-
-
-def test_the_page_is_served_as_utf8_and_not_kept(explorer):
     status, page, headers = asked(explorer, "GET", "/")
     assert (status, page) == (200, "<p>naïve</p>")
     assert headers["Content-Type"] == "text/html; charset=utf-8"
     assert headers["Cache-Control"] == "no-store"
-
-
-def test_there_is_nothing_else(explorer):
     for path in ("/etc/passwd", "/../pyproject.toml", "/recipe"):
-        status, answer, _ = asked(explorer, "GET", path)
-        assert status == 404
-        assert "there is no" in json.loads(answer)["error"]
+        assert asked(explorer, "GET", path)[0] == 404
     assert posted(explorer, {"recipe": "clip"}, path="/other")[0] == 404
 
 
-def test_a_recipe_is_computed(explorer):
-    assert posted(explorer, {"recipe": "clip"}) == (200, {"recipe": "clip", "beside": []})
-    asked = {"recipe": "clip", "beside": ["none", "vector"]}
-    assert posted(explorer, asked) == (200, asked)
-
-
-def test_a_bad_recipe_is_refused_with_its_sentence(explorer):
+def test_a_recipe_is_computed_or_refused_with_its_sentence(explorer):
     """As an answer: a browser would log a status of 400 as an error of the page."""
+    assert posted(explorer, {"recipe": "clip"}) == (200, {"recipe": "clip", "beside": []})
+    body = {"recipe": "clip", "beside": ["none", "vector"]}
+    assert posted(explorer, body) == (200, body)
     status, answer = posted(explorer, {"recipe": "nonsense"})
-    assert status == 200
-    assert answer == {"error": "recipe 'nonsense': no method is called 'nonsense'"}
-
-
-@pytest.mark.parametrize("body", ["", "{", "[]", '"clip"', '{"recipes": "clip"}', "\xff"])
-def test_what_is_no_request_is_refused_with_an_example(body, explorer):
-    status, answer = posted(explorer, body)
-    assert status == 400
-    assert answer == {"error": 'give {"recipe": "clip | temperature"}'}
-
-
-def test_a_recipe_that_is_no_text_is_refused(explorer):
-    assert posted(explorer, {"recipe": 3})[1]["error"].startswith("recipe is 3: give text")
-
-
-@pytest.mark.parametrize("beside", ["none", [3], {"none": 1}, None])
-def test_other_recipes_are_a_list_of_texts(beside, explorer):
-    status, answer = posted(explorer, {"recipe": "clip", "beside": beside})
-    assert status == 400
-    assert answer["error"].startswith("beside is no list of texts")
-
-
-def test_a_long_request_is_refused_unread(explorer):
-    status, answer = posted(explorer, {"recipe": "x" * LONGEST})
-    assert status == 400
-    assert f"at most {LONGEST} bytes" in answer["error"]
+    assert (status, answer["error"]) == (200, "recipe 'nonsense': no method is called 'nonsense'")
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "", "127.0.0.1.evil.example:1"]
+    ("body", "words"),
+    [
+        *((body, "give {") for body in ("", "{", "[]", '{"recipes": "clip"}', "\xff", "[" * 4000)),
+        ({"recipe": 3}, "give {"),
+        *(({"recipe": "clip", "beside": one}, "give {") for one in ([3], None, 3)),
+        ({"recipe": "x" * LONGEST}, f"at most {LONGEST} bytes"),
+    ],
 )
-def test_other_names_for_this_machine_are_refused(host, explorer):
-    assert asked(explorer, "GET", "/", Host=host)[0] == 403
-    assert posted(explorer, {"recipe": "clip"}, Host=host)[0] == 403
+def test_what_is_no_request_is_refused(body, words, explorer):
+    status, answer = posted(explorer, body)
+    assert status == 400
+    assert words in answer["error"]
 
 
-def test_whatever_goes_wrong_is_answered(explorer):
-    explorer.compute = lambda *asked: 1 / 0
-    status, answer = posted(explorer, {"recipe": "clip"})
-    assert status == 500
-    assert answer["error"].startswith("this recipe failed (ZeroDivisionError")
-
-
-def test_a_body_of_brackets_is_no_request(explorer):
-    assert posted(explorer, "[" * 4000)[0] == 400
-
-
-def test_other_pages_are_refused(explorer):
+def test_other_names_and_other_pages_are_refused(explorer):
+    own = f"127.0.0.1:{explorer.server_address[1]}"
+    for host in ("evil.example", "evil.example:80", "", "127.0.0.1.evil.example:1"):
+        assert asked(explorer, "GET", "/", Host=host)[0] == 403
+        assert posted(explorer, {"recipe": "clip"}, Host=host)[0] == 403
+    for host in ("127.0.0.1", own.replace("127.0.0.1", "localhost")):
+        assert asked(explorer, "GET", "/", Host=host)[0] == 200
     assert posted(explorer, {"recipe": "clip"}, Origin="http://evil.example")[0] == 403
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     assert posted(explorer, {"recipe": "clip"}, **form)[0] == 403
-    own = f"127.0.0.1:{explorer.server_address[1]}"
     assert posted(explorer, {"recipe": "clip"}, Origin=f"http://{own}")[0] == 200
 
 
-def test_a_name_without_a_port_is_ours(explorer):
-    assert asked(explorer, "GET", "/", Host="127.0.0.1")[0] == 200
-
-
-def test_the_name_localhost_is_ours_too(explorer):
-    assert asked(explorer, "GET", "/", Host=f"localhost:{explorer.server_address[1]}")[0] == 200
-
-
-def test_a_taken_port_is_said_with_a_remedy(explorer):
+def test_whatever_goes_wrong_is_answered(explorer, monkeypatch):
+    monkeypatch.setattr(explorer.live, "answer", lambda *asked: 1 / 0)
+    status, answer = posted(explorer, {"recipe": "clip"})
+    assert status == 500
+    assert answer["error"].startswith("this recipe failed (ZeroDivisionError")
     with pytest.raises(InputError, match=r"port \d+ cannot be opened .*--port"):
-        Explorer("", computed, port=explorer.server_address[1])
+        Explorer("", explorer.live, port=explorer.server_address[1])
 
 
-def test_a_bad_recipe_does_not_wait_for_a_fit():
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*asked):
-        begun.set()
-        go_on.wait(20)
-        return {}
-
-    def check(recipe):
-        if recipe == "nonsense":
-            raise InputError("no method is called 'nonsense'")
-
-    server = Explorer("", slow, check=check)
-    threads = [
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}),
-        threading.Thread(target=posted, args=(server, {"recipe": "clip"})),
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        assert begun.wait(5)
-        answer = posted(server, {"recipe": "nonsense"})
-        assert answer == (200, {"error": "no method is called 'nonsense'"})
-    finally:
-        go_on.set()
-        server.shutdown()
-        server.server_close()
-        for thread in threads:
-            thread.join()
-
-
-def test_one_recipe_is_computed_at_a_time(explorer):
-    inside, most = [0], [0]
+def test_one_recipe_is_computed_at_a_time_and_a_bad_one_does_not_wait(explorer, monkeypatch):
+    begun, go_on, inside, most = threading.Event(), threading.Event(), [0], [0]
 
     def slow(*asked):
         inside[0] += 1
         most[0] = max(most[0], inside[0])
-        threading.Event().wait(0.02)
+        begun.set()
+        go_on.wait(20)
         inside[0] -= 1
         return {}
 
-    explorer.compute = slow
-    threads = [threading.Thread(target=posted, args=(explorer, {"recipe": "clip"})) for _ in "1234"]
+    monkeypatch.setattr(explorer.live, "answer", slow)
+    threads = [threading.Thread(target=posted, args=(explorer, {"recipe": "clip"})) for _ in "123"]
     for thread in threads:
         thread.start()
+    assert begun.wait(5)
+    assert "no method" in posted(explorer, {"recipe": "nonsense"})[1]["error"]
+    go_on.set()
     for thread in threads:
         thread.join()
     assert most == [1]

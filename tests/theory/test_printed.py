@@ -4,7 +4,6 @@ import itertools
 import math
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
@@ -12,7 +11,7 @@ from scipy.stats import norm
 from featcal import theory
 from featcal.theory import printed
 
-CASES = [(c, s) for c in (0.1, 0.23, 1.0, 3.0) for s in (0.1, 0.5, 1.0, 4.0)]
+CASES = [(c, s) for c in (0.23, 1.0, 3.0) for s in (0.1, 1.0, 4.0)]
 pairs = pytest.mark.parametrize(("c", "s"), CASES)
 Phi, phi, log = norm.cdf, norm.pdf, math.log
 
@@ -65,25 +64,13 @@ def test_every_formula_is_the_one_in_the_source(c, s):
     assert printed.truncated_entropy(c, s) == pytest.approx(equation_3(c, s), rel=1e-9, abs=1e-9)
     assert printed.rectified_entropy(s) == pytest.approx(equation_5(s), rel=1e-12)
     assert printed.clipped_entropy(c, s) == pytest.approx(equation_8(c, s), rel=1e-9, abs=1e-9)
+    gain = equation_8(c, s) - equation_5(s)
+    assert printed.entropy_gain(c, s) == pytest.approx(gain, rel=1e-9, abs=1e-9)
+    p = Phi(c / s)  # the appendix takes it for P(0 < Z < c), as if Phi(0) were 0
+    stated = math.log(math.sqrt(2 * math.pi * math.e * s**2 * p)) - c / s * phi(c / s) / (2 * p)
+    assert printed.appendix_truncated_entropy(c, s) == pytest.approx(stated, rel=1e-9, abs=1e-9)
     if c / s < 30:  # 1 - Phi underflows in the line as printed
         assert printed.plotted_slope(c, s) == pytest.approx(equation_12(c, s), rel=1e-9)
-
-
-@pairs
-def test_equation_9_follows_from_equations_8_and_5(c, s):
-    expected = equation_8(c, s) - equation_5(s)
-    assert printed.entropy_gain(c, s) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-def test_the_figures_of_methods_at_c_1_and_s_1():
-    """The plotted value, the derivative of the printed Delta-H, and the truth: all differ."""
-    assert printed.plotted_slope(1.0, 1.0) == pytest.approx(1.250, abs=5e-4)
-    numeric = richardson(lambda s: printed.entropy_gain(1.0, s), 1.0)
-    assert numeric == pytest.approx(0.272, abs=5e-4)
-    assert theory.entropy_gain_slope(1.0, 1.0) == pytest.approx(-0.299, abs=1e-3)
-    assert richardson(lambda s: theory.entropy_gain(1.0, s), 1.0) == pytest.approx(
-        theory.entropy_gain_slope(1.0, 1.0), rel=1e-9
-    )
 
 
 @pairs
@@ -95,40 +82,18 @@ def test_the_slopes_are_those_of_the_printed_gains(c, s):
     ):
         expected = richardson(lambda at, gain=gain: gain(c, at), s)
         assert slope(c, s) == pytest.approx(expected, rel=1e-6, abs=1e-7)
-
-
-@pairs
-def test_the_plotted_slope_is_the_derivative_of_neither_printed_gain(c, s):
-    plotted = printed.plotted_slope(c, s)
     for slope in (printed.entropy_gain_slope, printed.appendix_entropy_gain_slope):
-        assert plotted - slope(c, s) > 0.1 / s
+        assert printed.plotted_slope(c, s) - slope(c, s) > 0.1 / s
 
 
 @pairs
-def test_error_a_the_root_lacks_squares(c, s):
-    """log(sqrt(2 pi e) s Z) has s^2 Z^2 under the root; the print has s Z."""
-    z = Phi(c / s) - 0.5
-    true = math.log(math.sqrt(2 * math.pi * math.e) * s * z) - c / s * phi(c / s) / (2 * z)
-    missing = 0.5 * math.log(s * z)
-    assert printed.truncated_entropy(c, s) + missing == pytest.approx(true, rel=1e-9, abs=1e-9)
-
-
-@pairs
-def test_error_b_the_sign_mending_it_and_a_gives_the_correct_gain(c, s):
+def test_errors_a_and_b_squares_under_the_root_and_a_sign_mended_give_the_correct_gain(c, s):
     z = Phi(c / s) - 0.5
     root_in_clipped = z * 0.5 * math.log(s * z)
     # -(-(1/2) H_c) becomes -(1/2) H_c, with H_c = log sqrt(pi e s^2 / 2) in place of sqrt(pi e s).
     printed_half, half = (0.5 * math.log(math.sqrt(math.pi * math.e * x)) for x in (s, s * s / 2))
     mended = printed.entropy_gain(c, s) + root_in_clipped - printed_half - half
     assert mended == pytest.approx(theory.entropy_gain(c, s), rel=1e-9, abs=1e-9)
-
-
-@pairs
-def test_error_c_half_is_not_zero(c, s):
-    """The appendix takes Phi(c/s) for P(0 < Z < c), which is half as much at large c/s."""
-    p = Phi(c / s)
-    stated = math.log(math.sqrt(2 * math.pi * math.e * s**2 * p)) - c / s * phi(c / s) / (2 * p)
-    assert printed.appendix_truncated_entropy(c, s) == pytest.approx(stated, rel=1e-9, abs=1e-9)
 
 
 @pairs
@@ -141,18 +106,12 @@ def test_error_d_the_product_rule(c, s):
     assert mended == pytest.approx(printed.appendix_entropy_gain_slope(c, s), rel=1e-9, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.floats(0.05, 20))
 def test_the_printed_gain_is_not_zero_when_nothing_is_clipped(s):
     expected = 0.5 * math.log(math.pi * math.e * s)
     assert printed.entropy_gain(math.inf, s) == pytest.approx(expected, abs=1e-12)
     assert theory.entropy_gain(math.inf, s) == 0
-
-
-def test_the_printed_gain_grows_without_bound_where_the_correct_one_falls():
-    s = torch.logspace(2, 12, 11, dtype=torch.float64)
-    assert (printed.entropy_gain(1.0, s).diff() > 0).all()
-    assert (theory.entropy_gain(1.0, s).diff() < 0).all()
 
 
 def test_the_theorem_fails_for_the_printed_gain_too():
@@ -163,24 +122,13 @@ def test_the_theorem_fails_for_the_printed_gain_too():
     assert printed.plotted_slope(5.0, 10.0) > 0
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.floats(0.01, 20), st.floats(0.01, 50))
-def test_the_plotted_slope_is_positive_as_the_paper_says(c, share):
-    assert printed.plotted_slope(c, share * c) > 0
-
-
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(st.floats(1e-100, 1e100), st.floats(1e-100, 1e100))
 def test_the_print_is_evaluated_without_rounding_it_to_nan(c, s):
-    functions = [
-        printed.truncated_entropy,
-        printed.appendix_truncated_entropy,
-        printed.appendix_truncated_entropy_slope,
-        printed.clipped_entropy,
-        printed.entropy_gain,
-        printed.entropy_gain_slope,
-        printed.appendix_entropy_gain,
-        printed.appendix_entropy_gain_slope,
-        printed.plotted_slope,
-    ]
-    assert all(math.isfinite(function(c, s)) for function in functions)
+    truncated = ("truncated_entropy", "appendix_truncated_entropy", "clipped_entropy")
+    gains = ("entropy_gain", "appendix_entropy_gain", "plotted_slope")
+    slopes = ("entropy_gain_slope", "appendix_entropy_gain_slope")
+    for name in (*truncated, *gains, *slopes, "appendix_truncated_entropy_slope"):
+        assert math.isfinite(getattr(printed, name)(c, s))
+    if 0.02 < c / s < 100:  # positive as the paper says
+        assert printed.plotted_slope(c, s) > 0

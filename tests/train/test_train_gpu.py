@@ -4,21 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny import (
-    HALF,
-    along_the_exact_gradients,
-    made_images,
-    made_splits,
-    small,
-    weights_of,
-)
+from tiny import HALF, Killed, killed_after, made_images, made_splits, small, weights_of
 from torch import nn
 
 from featcal.core.progress import listen
-from featcal.losses import CE, LOSSES, AdaFocal, parse_loss
+from featcal.losses import CE, AdaFocal, parse_loss
 from featcal.models import build
 from featcal.train import Engine, Recipe, train
-from featcal.train.engine import hardware_name
 from featcal.train.loop import Trainer, full_precision
 from featcal.train.recipe import Plan
 
@@ -40,7 +32,7 @@ def trained(model, loss, recipe=RECIPE, splits=None, **options):
     return {key: value.cpu() for key, value in weights_of(model).items()}, history
 
 
-@pytest.mark.parametrize("text", sorted(LOSSES))
+@pytest.mark.parametrize("text", ["ce", "mmce", "adafocal", "flsc"])
 def test_a_graph_is_the_step(text):
     eager, told = trained(small(), parse_loss(text), engine=engine(graph=False))
     replayed, again = trained(small(), parse_loss(text), engine=engine(graph=True))
@@ -67,27 +59,17 @@ def test_a_graph_reads_the_rate_and_the_mixing_weight_of_its_step(recipe, near):
         torch.testing.assert_close(replayed[key], value, rtol=1e-3, atol=near)
 
 
-@pytest.mark.parametrize("recipe", [RECIPE, replace(RECIPE, smoothing=0.1)], ids=["", "smoothing"])
-def test_a_compiled_graph_is_the_step_too(recipe):
+def test_a_compiled_graph_is_the_step_too():
     def network():
         torch.manual_seed(0)
         return build("wrn16x4", 4, width=1)
 
-    recipe = replace(recipe, epochs=1, warmup=0, lr=0.01)
+    recipe = replace(RECIPE, epochs=1, warmup=0, lr=0.01, smoothing=0.1)
     eager, told = trained(network(), CE(), recipe, engine=engine(graph=False))
     whole, again = trained(network(), CE(), recipe, engine=engine(graph=True, compiled=True))
     assert [e.loss for e in again] == pytest.approx([e.loss for e in told], rel=1e-3)
     for key, value in eager.items():
         torch.testing.assert_close(whole[key], value, rtol=1e-2, atol=1e-3)
-
-
-def test_compiled_gradients_in_bfloat16_are_those_of_the_plain_network():
-    """Not bit for bit, for what is fused is rounded less often; ResNet-50's are all rounding."""
-    torch.manual_seed(0)
-    model = build("wrn16x4", 4).to("cuda", memory_format=torch.channels_last).train()
-    calls = {"plain": model, "ours": Engine.best("cuda").network(model)}
-    found = along_the_exact_gradients(model, calls)
-    assert found["ours"] == pytest.approx(found["plain"], abs=0.05)
 
 
 class Forgetful(nn.Module):
@@ -123,28 +105,12 @@ def test_dropout_is_drawn_anew_in_every_compiled_step():
     assert replayed.mean().item() == pytest.approx(plain.mean().item(), abs=5 * noise)
 
 
-def test_the_gpu_trains_as_the_cpu_does():
-    here, _ = trained(small(), CE(), engine=Engine.best("cpu"))
-    there, _ = trained(small(), CE(), engine=engine(graph=True))
-    for key, value in here.items():
-        torch.testing.assert_close(there[key], value, rtol=1e-2, atol=1e-3)
-
-
-class Killed(BaseException):
-    """The end of a process, from the inside."""
-
-
 def test_a_killed_run_goes_on_close_to_the_whole(tmp_path):
-    def tell(label, done, of):
-        if label == "training" and done == 11:
-            raise Killed
-
-    loss = AdaFocal()
-    whole, _ = trained(small(), loss, engine=engine(graph=True))
-    with pytest.raises(Killed), listen(tell):
-        trained(small(), loss, engine=engine(graph=True), folder=tmp_path, checkpoint_every=0.0)
-    model = small(seed=5)
-    went_on, _ = trained(model, loss, engine=engine(graph=True), folder=tmp_path)
+    loss, graph = AdaFocal(), engine(graph=True)
+    whole, _ = trained(small(), loss, engine=graph)
+    with pytest.raises(Killed), listen(killed_after(11)):
+        trained(small(), loss, engine=graph, folder=tmp_path, checkpoint_every=0.0)
+    went_on, _ = trained(small(seed=5), loss, engine=graph, folder=tmp_path)
     for key, value in whole.items():
         torch.testing.assert_close(went_on[key], value, rtol=1e-3, atol=1e-4)
 
@@ -165,7 +131,4 @@ def test_other_work_on_the_device_is_not_disturbed():
     before = torch.cuda.get_rng_state()
     trained(small(dropout=0.5), CE(), engine=engine(graph=True))
     assert torch.equal(torch.cuda.get_rng_state(), before)
-
-
-def test_the_device_is_named():
-    assert hardware_name(torch.device("cuda", 0)) == torch.cuda.get_device_name(0)
+    assert Engine.best("cuda").as_json()["device"] == torch.cuda.get_device_name(0)

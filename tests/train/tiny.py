@@ -89,34 +89,3 @@ def killed_after(steps):
 def run_until_killed(folder, steps, **options):
     with pytest.raises(Killed), listen(killed_after(steps)):
         trained(folder=folder, checkpoint_every=0.0, **options)
-
-
-def along_the_exact_gradients(model, calls, rows=64, size=32):
-    """How far the gradients of each call in bfloat16 reach along those in float64, by weight.
-
-    1 where they are right; somewhat less far from the head, for rounding turns them away.
-    """
-    device = next(model.parameters()).device
-    batches = [made_images(rows, seed, size).to(device) for seed in range(4)]
-    model.double()
-    exact = [_gradients(model, model, HALF(b.pixels).double(), b.labels) for b in batches]
-    model.float()
-    found = {}
-    for name, call in calls.items():
-        with torch.autocast(device.type, torch.bfloat16):
-            near = [_gradients(model, call, HALF(b.pixels), b.labels) for b in batches]
-        pairs = list(zip(near, exact, strict=True))
-        found[name] = {
-            key: sum((one[key] * other[key]).sum() for one, other in pairs).item()
-            / sum(other[key].square().sum() for other in exact).item()
-            for key in exact[0]
-        }
-    return found
-
-
-def _gradients(model, call, images, labels):
-    model.zero_grad(set_to_none=True)
-    logits = call(images)
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    nn.functional.cross_entropy(wide, labels).backward()
-    return {key: weight.grad.double() for key, weight in model.named_parameters()}

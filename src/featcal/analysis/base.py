@@ -1,4 +1,4 @@
-"""What every analysis is: numbers first, and a picture of exactly those numbers second."""
+"""What every analysis shares: rows to read, groups of confident rows, one style of picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, final
 
@@ -14,7 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
+from featcal.core.batch import (
+    KEEP_BYTES,
+    Batch,
+    Data,
+    Head,
+    Through,
+    as_data,
+    raw_logits,
+    stored_logits,
+    wide,
+)
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
@@ -22,6 +32,7 @@ from featcal.core.progress import calm
 from featcal.data import Pack, PackSplit
 from featcal.heads.head import as_head
 from featcal.metrics.inputs import Values, top_label
+from featcal.report.bootstrap import UNKNOWN, Interval
 from featcal.report.diagram import BLUE, DASHES, TEXT, VERMILLION, own_style, require_matplotlib
 from featcal.report.scores import calibrated_logits, check_usable
 
@@ -29,7 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     Panels = Axes | Sequence[Axes]
-
 
 DPI = 150
 # Wrong and right rows, in every picture. Okabe and Ito's hues: apart for every kind of colour
@@ -46,6 +56,7 @@ class Analysis(ABC):
     """
 
     size: ClassVar[tuple[float, float]] = (4.6, 2.9)  # inches of a picture of its own
+    _panels: ClassVar[tuple[int, int]] = (1, 1)  # rows and columns of it
 
     axes: Panels | None = field(default=None, repr=False, kw_only=True)
 
@@ -68,19 +79,19 @@ class Analysis(ABC):
             ax: where to draw; None makes a figure of its own, which pyplot does not know.
         """
         require_matplotlib()
-        if ax is not None:
+        with own_style() if ax is None else nullcontext():
+            ax = self.own_axes() if ax is None else ax
             self.draw(ax)
-            return replace(self, axes=ax)
-        with own_style():
-            own = self.own_axes()
-            self.draw(own)
-        return replace(self, axes=own)
+        return replace(self, axes=ax)
 
     def own_axes(self) -> Panels:
-        """The axes of a figure of its own."""
+        """The axes of a figure of its own: one, or a list of several."""
         from matplotlib.figure import Figure
 
-        return Figure(figsize=self.size, layout="constrained").add_subplot()
+        figure = Figure(figsize=self.size, layout="constrained")
+        if self._panels == (1, 1):
+            return figure.add_subplot()
+        return all_axes(figure.subplots(*self._panels, sharex=self._panels[1] > 1))
 
     def _repr_png_(self) -> bytes | None:
         """The picture a notebook shows, unless pyplot shows it already."""
@@ -116,9 +127,19 @@ def ink(ax: Axes) -> str:
     return str(ax.xaxis.label.get_color())
 
 
-# --- Intervals of a share: k of n rows.
+def set_title(ax: Axes, text: str, **look: Any) -> None:  # noqa: ANN401 - matplotlib's keywords
+    """A title as all pictures have it: to the left, and with no mathematics in names."""
+    ax.set_title(text, loc="left", size=TEXT + 1, parse_math=False, **look)
+
 
 Z = 1.959963984540054  # of the standard normal, 95 % lie within
+
+
+def around(estimate: float, error: float) -> Interval:
+    """The 95 % interval of an estimate by normal theory; unknown where its error is."""
+    if math.isnan(error):
+        return UNKNOWN
+    return Interval(estimate - Z * error, estimate + Z * error)
 
 
 def wilson(hits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,31 +158,58 @@ def wilson(hits: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(middle - half, share).clamp(min=0), torch.maximum(middle + half, share)
 
 
-# --- One way to read data for every analysis: checked, in chunks, the head in eval mode.
+def entropies(logits: Tensor) -> Tensor:
+    """The entropy of each row's probabilities, in nats: (n,) float64.
 
-# What every analysis takes: rows, or a pack, whose split and head are then its own.
-Source: TypeAlias = Batch | Data | Pack
-VAL, TEST = "val", "test"  # the splits of a pack that are meant where none is named
+    >>> entropies(torch.zeros(1, 4)).exp()
+    tensor([4.], dtype=torch.float64)
+    """
+    logp = logits.double().log_softmax(1)
+    return -(logp.exp() * logp).sum(1)
 
 
 @final
-@dataclass(frozen=True, eq=False)
 class Rows:
-    """Checked rows; iterating gives each batch with the network's own logits.
+    """Checked rows in chunks; iterating gives each batch with the network's own logits.
 
     Attributes:
-        data: chunks, read anew on each pass.
+        data: the chunks, read anew on each pass.
         head: the classifier's last layer, or None where logits are stored.
         facts: what one look at all rows told.
     """
 
-    data: Data
-    head: Head | None
-    facts: Facts
+    def __init__(self, data: Data, head: Head | None, facts: Facts, *, keep: bool = False) -> None:
+        self.data, self.head, self.facts, self._keep = data, head, facts, keep
+        self._last: tuple[Calibrator | None, Through] | None = None
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
         for batch in self.data:
             yield batch, wide(raw_logits(batch, self.head))
+
+    def kept(self) -> Rows:
+        """The same rows for many looks: in memory where they fit, else their logits where those do.
+
+        The logits that the last calibrator gave are kept as well.
+        """
+        own = Through(self.data, lambda batch: raw_logits(batch, self.head))
+        numbers = self.facts.rows * (self.facts.width + self.facts.classes)
+        data = list(own) if 4 * numbers <= KEEP_BYTES else own
+        return Rows(data, self.head, self.facts, keep=True)
+
+    def both(self, calibrator: Calibrator | None) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Each batch with its logits before and after a calibrator."""
+
+        def after(batch: Batch) -> Tensor:
+            return calibrated_logits(batch, calibrator, self.head)
+
+        if not self._keep:
+            for batch, logits in self:
+                yield batch, logits, after(Batch(logits, batch.labels, batch.features))
+            return
+        if self._last is None or self._last[0] is not calibrator:
+            self._last = calibrator, Through(self.data, after, features=False)
+        for (batch, logits), known in zip(self, self._last[1], strict=True):
+            yield batch, logits, stored_logits(known)
 
     def features(self) -> Iterator[tuple[Tensor]]:
         """The features of each batch, where there are features."""
@@ -173,15 +221,16 @@ class Rows:
         """Whether a feature of any row is negative, as after a LayerNorm; one pass."""
         return any(bool((features < 0).any()) for (features,) in self.features())
 
-    def both(self, calibrator: Calibrator | None) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """Each batch with its logits before and after a calibrator."""
-        for batch, logits in self:
-            known = Batch(logits, batch.labels, batch.features)
-            yield batch, logits, calibrated_logits(known, calibrator, self.head)
+
+# What every analysis takes: rows, or a pack, whose split and head are then its own.
+Source: TypeAlias = Batch | Data | Pack | Rows
+VAL, TEST = "val", "test"  # the splits of a pack that are meant where none is named
 
 
-def opened(data: Source, head: Head | None, split: str = TEST) -> tuple[Batch | Data, Head | None]:
+def opened(data: Source, head: Head | None, split: str = TEST) -> tuple[Any, Head | None]:
     """The rows of a pack with its own head, unless another is given; any other data as it is."""
+    if isinstance(data, Rows):
+        return data, data.head
     rows = data.split(split) if isinstance(data, Pack) else data
     if head is None and isinstance(rows, PackSplit):
         head = Pack(rows.path, rows.manifest).head
@@ -191,63 +240,46 @@ def opened(data: Source, head: Head | None, split: str = TEST) -> tuple[Batch | 
 @contextmanager
 def reading(
     data: Source,
-    head: Head | None,
+    head: Head | None = None,
     calibrator: object = None,
     *,
     split: str = TEST,
     features_for: str = "",
 ) -> Iterator[Rows]:
-    """Rows to read inside the block, without gradients.
+    """Rows to read inside the block, without gradients: the one door of every analysis.
 
     Args:
-        data: a Batch, any re-iterable of batches, a split of a pack, or a pack.
+        data: a Batch, any re-iterable of batches, a split of a pack, a pack, or rows that were
+            checked before.
         head: the classifier's last layer, when the data holds features; that of the pack by
             default.
         calibrator: what will be applied, checked here.
         split: of a pack.
         features_for: what needs features, for the message where there are none.
     """
-    if calibrator is not None and not isinstance(calibrator, Calibrator):
+    if not isinstance(calibrator, Calibrator | None):
         kind = type(calibrator).__name__
-        raise InputError(
-            f"calibrator is a {kind}: pass a fitted one, such as "
-            "featcal.parse('clip').fit(val, head)"
-        )
-    rows, head = opened(data, head, split)
+        wanted = "a fitted one, such as featcal.parse('clip').fit(val, head)"
+        raise InputError(f"calibrator is a {kind}: pass {wanted}")
+    found, head = opened(data, head, split)
     head = as_head(head)
-    data = as_data(rows, head)
     with torch.no_grad(), evaluating(head):
-        facts = survey(data, head)
-        check_usable(calibrator, facts, head)
-        if features_for and not facts.width:
+        if isinstance(found, Rows):
+            rows = found
+        else:
+            chunks = as_data(found, head)
+            rows = Rows(chunks, head, survey(chunks, head))
+        check_usable(calibrator, rows.facts, head)
+        if features_for and not rows.facts.width:
             raise InputError(
                 f"{features_for} needs features, and the data holds logits alone: pass what "
                 "featcal.collect(model, loader) gives, or a pack with features"
             )
-        with calm(facts.work):
-            yield Rows(data, head, facts)
+        with calm(rows.facts.work):
+            yield rows
 
-
-def entropies(logits: Tensor) -> Tensor:
-    """The entropy of each row's probabilities, in nats: (n,) float64.
-
-    >>> entropies(torch.zeros(1, 4)).exp()
-    tensor([4.], dtype=torch.float64)
-    """
-    logp = logits.double().log_softmax(1)
-    return -(logp.exp() * logp).sum(1)
-
-
-# --- Confident rows, wrong and right: high and low calibration error (Tao, Dong and Xu, AAAI
-# 2025).
-#
-# A single row has no calibration error. A wrong row with a high confidence stands for a high one
-# (HCE), a right row with a high confidence for a low one (LCE). The network's own logits decide;
-# the
-# same rows are looked at after any calibration.
 
 Item = TypeVar("Item", bound=tuple[Tensor, ...])
-
 CONFIDENCE = 0.95
 BARS = 40
 
@@ -255,7 +287,11 @@ BARS = 40
 @final
 @dataclass(frozen=True, eq=False)
 class Groups(Analysis):
-    """Which of n rows are HCE and which LCE.
+    """Confident rows, wrong and right: high and low calibration error (Tao, Dong and Xu, 2025).
+
+    A single row has no calibration error. A wrong row with a high confidence stands for a high one
+    (HCE), a right row with a high confidence for a low one (LCE). The network's own logits decide;
+    the same rows are looked at after any calibration.
 
     Attributes:
         confidence: rows above it, strictly, are in one of the groups.
@@ -298,12 +334,7 @@ class Groups(Analysis):
     ) -> Groups:
         """The groups of the rows of `data`, by the network's own logits, in one pass."""
         with reading(data, head, split=split) as rows:
-            return cls.of_rows(rows, confidence)
-
-    @classmethod
-    def of_rows(cls, rows: Rows, confidence: float = CONFIDENCE) -> Groups:
-        """The groups of rows that are being read."""
-        tops = [top_label(logits=logits, labels=batch.labels) for batch, logits in rows]
+            tops = [top_label(logits=logits, labels=batch.labels) for batch, logits in rows]
         sure = torch.cat([top.confidence.cpu() for top in tops])
         right = torch.cat([top.correct.cpu() for top in tops])
         return cls(checked_level(confidence), sure, right)
@@ -348,15 +379,6 @@ class Groups(Analysis):
             yield item, [mask[part].to(item[0].device) for mask in both]
             done += len(item[0])
 
-    def checked(self, rows: Rows) -> Groups:
-        """These groups, refused where they are of other data."""
-        if len(self) != rows.facts.rows:
-            raise InputError(
-                f"groups are of {len(self)} rows and the data has {rows.facts.rows}: "
-                "make them from the same data, Groups.of_data(data, head)"
-            )
-        return self
-
     def numbers(self) -> dict[str, Any]:
         """Sizes, and the share of the confident rows that are wrong."""
         wrong, right = self.sizes
@@ -365,21 +387,17 @@ class Groups(Analysis):
             "rows": len(self),
             "hce": wrong,
             "lce": right,
-            "wrong_share": wrong / (wrong + right) if wrong + right else float("nan"),
+            "wrong_share": wrong / (wrong + right) if wrong + right else math.nan,
         }
 
     def draw(self, ax: Panels) -> None:
         """How confident right and wrong rows are, with the groups' level marked."""
         ax = first_axes(ax)
         edges = torch.linspace(float(self.sure.min()) if len(self) else 0, 1, BARS + 1)
-        for (hue, hatch), name, rows in (
-            (LCE, self.names[1], self.right),
-            (HCE, self.names[0], ~self.right),
-        ):
-            look: dict[str, Any] = {"color": hue, "alpha": 0.55, "label": name}
-            if hatch:
-                look = {"facecolor": "none", "edgecolor": hue, "hatch": hatch, "label": name}
-            ax.hist(self.sure[rows].numpy(), bins=edges.tolist(), **look)
+        filled: Any = {"color": LCE[0], "alpha": 0.55, "label": self.names[1]}
+        hatched: Any = {"facecolor": "none", "edgecolor": HCE[0], "hatch": HCE[1]}
+        ax.hist(self.sure[self.right].numpy(), bins=edges.tolist(), **filled)
+        ax.hist(self.sure[~self.right].numpy(), bins=edges.tolist(), label=self.names[0], **hatched)
         ax.axvline(self.confidence, color=ink(ax), linewidth=1.1, linestyle=DASHES)
         ax.set(xlabel="confidence", ylabel="rows", yscale="log", xlim=(float(edges[0]), 1))
         ax.legend(title=f"above {self.confidence:g}", fontsize=TEXT, frameon=False)
@@ -387,7 +405,14 @@ class Groups(Analysis):
 
 def groups_of(rows: Rows, groups: Groups | None, confidence: float) -> Groups:
     """The groups a caller gave, or those of the rows at a confidence."""
-    return Groups.of_rows(rows, confidence) if groups is None else groups.checked(rows)
+    if groups is None:
+        return Groups.of_data(rows, confidence=confidence)
+    if len(groups) != rows.facts.rows:
+        raise InputError(
+            f"groups are of {len(groups)} rows and the data has {rows.facts.rows}: "
+            "make them from the same data, Groups.of_data(data, head)"
+        )
+    return groups
 
 
 def checked_level(confidence: float) -> float:
@@ -398,11 +423,6 @@ def checked_level(confidence: float) -> float:
     return float(confidence)
 
 
-# --- Quantiles of sizes from a stream: every |x| is counted by the leading bits of its float32.
-#
-# Sign, exponent and seven bits of the fraction, as bfloat16 has them: 2^15 counters whatever the
-# data, exact counts, and quantiles to within 1 / 128 of their value.
-
 DROPPED = 16  # bits of a float32 that are not looked at
 CELLS = 2 ** (31 - DROPPED)
 
@@ -410,27 +430,22 @@ CELLS = 2 ** (31 - DROPPED)
 @final
 @dataclass(frozen=True, eq=False)
 class Magnitudes:
-    """How many values lie in each cell: (2^15,) int64; summaries of parts add up."""
+    """Quantiles of sizes from a stream: every |x| is counted by the leading bits of its float32.
 
-    counts: Tensor
+    Sign, exponent and seven bits of the fraction, as bfloat16 has them: (2^15,) int64 counters
+    whatever the data, and quantiles to within 1 / 128 of their value. Counts of parts add up.
+    """
 
-    @classmethod
-    def of(cls, values: Tensor) -> Magnitudes:
-        """The sizes of any number of values.
+    counts: Tensor = field(default_factory=lambda: torch.zeros(CELLS, dtype=torch.int64))
 
-        >>> Magnitudes.of(torch.tensor([0.0, -1.0, 1.0, 100.0])).quantile(0.5)
+    def plus(self, values: Tensor) -> Magnitudes:
+        """With the sizes of more values.
+
+        >>> Magnitudes().plus(torch.tensor([0.0, -1.0, 1.0, 100.0])).quantile(0.5)
         1.0
         """
         bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
-        return cls(torch.bincount(bits >> DROPPED, minlength=CELLS).cpu())
-
-    @classmethod
-    def none(cls) -> Magnitudes:
-        """Of no values."""
-        return cls(torch.zeros(CELLS, dtype=torch.int64))
-
-    def __add__(self, other: Magnitudes) -> Magnitudes:
-        return Magnitudes(self.counts + other.counts)
+        return Magnitudes(self.counts + torch.bincount(bits >> DROPPED, minlength=CELLS).cpu())
 
     def quantile(self, share: float, *, zeros: bool = True) -> float:
         """The lower end of the cell in which this share of the values is reached; NaN for none.
@@ -439,9 +454,9 @@ class Magnitudes:
             share: 0 to 1.
             zeros: whether values of 0 count, which are many after a ReLU.
         """
-        counts = (
-            self.counts if zeros else torch.cat([torch.zeros(1).to(self.counts), self.counts[1:]])
-        )
+        counts = self.counts.clone()
+        if not zeros:
+            counts[0] = 0
         total = int(counts.sum())
         if total == 0:
             return math.nan

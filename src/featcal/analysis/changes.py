@@ -1,42 +1,253 @@
-"""Which predictions a calibrator changed: clipping may, and each such row should be looked at."""
+"""What a calibrator does to single answers: how sure they are, how undecided, and which change."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, final
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from featcal.analysis.base import (
-    HCE,
-    LCE,
-    TEST,
-    Analysis,
-    Source,
-    all_axes,
-    first_axes,
-    ink,
-    reading,
-)
-from featcal.analysis.reliability import RESAMPLES, BandedDiagram, checked_number, said_and_so
+from featcal.analysis import base
 from featcal.core.batch import Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.rows import predicted
-from featcal.metrics.inputs import Predictions
-from featcal.report.bootstrap import Resamples
-from featcal.report.diagram import DASHES, TEXT, figure, require_matplotlib
+from featcal.metrics.inputs import top_label
+from featcal.report.bootstrap import Interval
+from featcal.report.diagram import DASHES, TEXT
 
-if TYPE_CHECKING:
-    from featcal.analysis.base import Panels
+WIDTH = 0.22  # of a bar; levels lie 1 apart
+LEVELS = (0.80, 0.90, 0.95, 0.99)  # of the paper's table
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ConfidentCounts(base.Analysis):
+    """Rows with a confidence above each of l levels, strictly.
+
+    Attributes:
+        rows: all rows.
+        recipe: of the calibrator, "none" without one.
+        levels: the l levels.
+        before: (2, l) int64, right rows and wrong ones by the network's own probabilities.
+        after: (2, l) the same by the calibrated ones.
+    """
+
+    size: ClassVar[tuple[float, float]] = (5.8, 2.9)
+
+    rows: int
+    recipe: str
+    levels: tuple[float, ...]
+    before: Tensor
+    after: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        data: base.Source,
+        calibrator: Calibrator | None = None,
+        head: Head | None = None,
+        *,
+        split: str = base.TEST,
+        levels: Sequence[float] = LEVELS,
+    ) -> ConfidentCounts:
+        """The counts over `data`, in one pass.
+
+        Args:
+            data: a pack, or labelled rows.
+            calibrator: fitted; None for the network as it is.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
+            levels: of the confidence.
+        """
+        marks = tuple(base.checked_level(level) for level in levels)
+        if not marks:
+            raise InputError("levels is empty: pass at least one confidence, such as 0.95")
+        before = torch.zeros(2, len(marks), dtype=torch.int64)
+        after = before.clone()
+        with base.reading(data, head, calibrator, split=split) as rows:
+            for batch, old, new in rows.both(calibrator):
+                for counts, logits in ((before, old), (after, new)):
+                    top = top_label(logits=logits, labels=batch.labels)
+                    for place, level in enumerate(marks):
+                        sure = top.confidence > level
+                        counts[0, place] += (sure & top.correct).sum().cpu()
+                        counts[1, place] += (sure & ~top.correct).sum().cpu()
+            count = rows.facts.rows
+        return cls(count, repr(calibrator) if calibrator else "none", marks, before, after)
+
+    def numbers(self) -> dict[str, Any]:
+        """One list per column."""
+        columns = {
+            f"{kind}_{when}": counts[row].tolist()
+            for when, counts in (("before", self.before), ("after", self.after))
+            for row, kind in enumerate(("right", "wrong"))
+        }
+        return {"rows": self.rows, "recipe": self.recipe, "levels": list(self.levels), **columns}
+
+    def draw(self, ax: base.Panels) -> None:
+        """Bars of right and wrong rows, light before and full after, on a log scale."""
+        from matplotlib.colors import to_rgba
+
+        ax = base.first_axes(ax)
+        columns = (
+            ("right before", self.before[0], base.LCE, 0.35),
+            ("right after", self.after[0], base.LCE, 0.9),
+            ("wrong before", self.before[1], base.HCE, 0.2),
+            ("wrong after", self.after[1], base.HCE, 0.7),
+        )
+        upright: Any = {"ha": "center", "va": "bottom", "rotation": 90, "size": TEXT}
+        for column, (word, counts, (hue, hatch), alpha) in enumerate(columns):
+            look: Any = {"facecolor": to_rgba(hue, alpha), "edgecolor": hue, "linewidth": 0.6}
+            places = [level + (column - 1.5) * WIDTH for level in range(len(self.levels))]
+            ax.bar(places, counts.tolist(), 0.95 * WIDTH, label=word, hatch=hatch, **look)
+            for place, height in zip(places, counts.tolist(), strict=True):
+                at = (place, max(height, 0.5))
+                ax.annotate(f"{height:,}", at, (0, 3), textcoords="offset points", **upright)
+        ax.set_xticks(range(len(self.levels)), [f"> {level:g}" for level in self.levels])
+        ax.set(xlabel="confidence", ylabel=f"rows of {self.rows:,}", yscale="log")
+        ax.set_ylim(0.5, 15 * max(self.rows, 1))  # room for numbers that stand upright
+        base.set_title(ax, self.recipe)
+        ax.legend(fontsize=TEXT, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+FEW = 30  # rows of a group below which the normal theory behind the interval is rough
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class EntropyGrowth(base.Analysis):
+    """Mean entropies in nats, of HCE and of LCE rows; NaN for a group without rows.
+
+    The paper's own evidence: clipping makes wrong rows uncertain and leaves right ones nearly as
+    they were (Tao, Dong and Xu, AAAI 2025).
+
+    Attributes:
+        groups: the rows.
+        recipe: of the calibrator.
+        before: (2,) means of the network's own probabilities.
+        after: (2,) means of the calibrated ones.
+        spread: (2,) standard deviations of the growth over the rows of a group.
+    """
+
+    size: ClassVar[tuple[float, float]] = (3.6, 3.0)
+
+    groups: base.Groups
+    recipe: str
+    before: Tensor
+    after: Tensor
+    spread: Tensor = field(repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        data: base.Source,
+        calibrator: Calibrator | None,
+        head: Head | None = None,
+        *,
+        split: str = base.TEST,
+        groups: base.Groups | None = None,
+        confidence: float = base.CONFIDENCE,
+    ) -> EntropyGrowth:
+        """The entropies of the groups of `data`, in one pass beyond that for the groups.
+
+        Args:
+            data: a pack, or labelled rows.
+            calibrator: fitted, such as a clip; None changes nothing.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
+            groups: of these rows, where they are known already.
+            confidence: of the groups, else.
+        """
+        # Of each group: rows, and the sums of entropy before, after, and of their difference
+        # squared.
+        sums = torch.zeros(2, 4, dtype=torch.float64)
+        with base.reading(data, head, calibrator, split=split) as rows:
+            found = base.groups_of(rows, groups, confidence)
+            pairs = ((old, new) for _, old, new in rows.both(calibrator))
+            for (old, new), masks in found.along(pairs):
+                for row, mask in zip(sums, masks, strict=True):
+                    was, became = base.entropies(old[mask]), base.entropies(new[mask])
+                    parts = was.sum(), became.sum(), (became - was).square().sum()
+                    row += torch.stack([was.new_tensor(float(len(was))), *parts]).cpu()
+        n, before, after, squares = sums.T
+        growth = (after - before) / n
+        variance = (squares - n * growth.square()).clamp(min=0) / (n - 1)
+        spread = torch.where(n > 1, variance.sqrt(), math.nan)
+        return cls(found, repr(calibrator) if calibrator else "none", before / n, after / n, spread)
+
+    @property
+    def growth(self) -> Tensor:
+        """(2,) by how much the mean entropy grew."""
+        return self.after - self.before
+
+    @property
+    def gap(self) -> float:
+        """By how much more the entropy of HCE rows grew than that of LCE rows."""
+        return float(self.growth[0] - self.growth[1])
+
+    @property
+    def interval(self) -> Interval:
+        """95 % interval of `gap` by normal theory: 1.96 standard errors to either side.
+
+        The two groups are independent samples with variances of their own. Unknown where a group
+        has fewer than two rows; rough where `few`.
+        """
+        counts = torch.tensor(self.groups.sizes, dtype=torch.float64)
+        return base.around(self.gap, float((self.spread.square() / counts).sum().sqrt()))
+
+    @property
+    def few(self) -> bool:
+        """Whether a group has so few rows that the interval is rough."""
+        return min(self.groups.sizes) < FEW
+
+    def numbers(self) -> dict[str, Any]:
+        """The table of the paper, with the interval."""
+        columns = ("before", "after", "growth")
+        table = {
+            group: {name: float(getattr(self, name)[row]) for name in columns}
+            for row, group in enumerate(("hce", "lce"))
+        }
+        known = {"interval": self.interval.as_json(), "few": self.few}
+        made = {"groups": self.groups.numbers(), "recipe": self.recipe}
+        return {**made, **table, "gap": self.gap, **known}
+
+    def draw(self, ax: base.Panels) -> None:
+        """An arrow from before to after for each group."""
+        ax = base.first_axes(ax)
+        for place, (hue, _) in enumerate((base.HCE, base.LCE)):
+            start, end = float(self.before[place]), float(self.after[place])
+            if math.isnan(start):
+                continue
+            arrow = {"arrowstyle": "-|>", "color": hue, "linewidth": 2.0, "shrinkA": 4}
+            ax.annotate("", (place, end), (place, start), arrowprops=arrow)
+            ax.plot(place, start, "o", markerfacecolor="none", color=hue)
+            ax.plot(place, end, "o", color=hue)
+            upwards = end >= start  # the two labels lean away from each other
+            for value, word, above in ((start, "before", not upwards), (end, "after", upwards)):
+                look: Any = {"va": "bottom" if above else "top", "textcoords": "offset points"}
+                ax.annotate(f"{word} {value:.4f}", (place, value), (9, 1 if above else -1), **look)
+        ax.set_xticks([0, 1], [name.replace(", ", "\n") for name in self.groups.names])
+        top = max(float(torch.cat([self.before, self.after]).nan_to_num().max()), 1e-3)
+        ax.set(xlim=(-0.4, 1.9), ylim=(-0.06 * top, 1.15 * top))
+        ax.set_ylabel("mean softmax entropy, nats")
+        title = f"{self.recipe}: a group has no rows"
+        if not math.isnan(self.gap):
+            title = f"{self.recipe}: HCE grows by {self.gap:+.4f} more than LCE"
+        if not math.isnan(self.interval.low):
+            title += f"\n95 %: {self.interval.low:+.4f} to {self.interval.high:+.4f}"
+        base.set_title(ax, title, color=base.ink(ax))
+
 
 TOLD = 200  # rows in the JSON form, the most confident before first
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class ChangedPredictions(Analysis):
+class ChangedPredictions(base.Analysis):
     """The c rows whose predicted class is another one after calibration; (c,) each.
 
     Attributes:
@@ -64,11 +275,11 @@ class ChangedPredictions(Analysis):
     @classmethod
     def of(
         cls,
-        data: Source,
+        data: base.Source,
         calibrator: Calibrator | None,
         head: Head | None = None,
         *,
-        split: str = TEST,
+        split: str = base.TEST,
     ) -> ChangedPredictions:
         """The changed rows of `data`, in one pass.
 
@@ -79,12 +290,16 @@ class ChangedPredictions(Analysis):
             split: which rows, where the data is a pack.
         """
         parts, done = [], 0
-        with reading(data, head, calibrator, split=split) as rows:
+        with base.reading(data, head, calibrator, split=split) as rows:
             for batch, old, new in rows.both(calibrator):
-                parts.append(_changes(batch.labels, old, new, first_row=done))
+                before, after = predicted(old), predicted(new)
+                at = (before != after).nonzero().flatten()
+                sure = [logits[at].double().softmax(1).amax(1) for logits in (old, new)]
+                columns = (at + done, batch.labels[at], before[at], after[at], *sure)
+                parts.append([column.cpu() for column in columns])
                 done += len(batch)
-        columns = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return cls(done, repr(calibrator) if calibrator else "none", *columns)
+        whole = [torch.cat(column) for column in zip(*parts, strict=True)]
+        return cls(done, repr(calibrator) if calibrator else "none", *whole)
 
     @property
     def fixed(self) -> Tensor:
@@ -108,130 +323,34 @@ class ChangedPredictions(Analysis):
 
     def numbers(self) -> dict[str, Any]:
         """The counts, and the rows with the highest confidence before."""
-        kinds = ("fixed", "broken", "other")
-        counts = {kind: int(getattr(self, kind).sum()) for kind in kinds}
+        kinds = {kind: getattr(self, kind) for kind in ("fixed", "broken", "other")}
         order = self.sure_before.argsort(descending=True, stable=True)[:TOLD]
         names = ("rows", "labels", "before", "after", "sure_before", "sure_after")
         columns = {name: getattr(self, name)[order].tolist() for name in names}
-        kind = ["fixed" if f else "broken" if b else "other" for f, b in self._kinds(order)]
+        kind = [next(name for name in kinds if kinds[name][row]) for row in order.tolist()]
         return {
             "n": self.n,
             "recipe": self.recipe,
             "changed": len(self.rows),
-            **counts,
+            **{name: int(mask.sum()) for name, mask in kinds.items()},
             "accuracy_change": self.accuracy_change,
             "told": {**columns, "kind": kind},
         }
 
-    def _kinds(self, order: Tensor) -> list[list[bool]]:
-        return torch.stack([self.fixed, self.broken], 1)[order].tolist()
-
-    def draw(self, ax: Panels) -> None:
+    def draw(self, ax: base.Panels) -> None:
         """The confidence before against that after, a mark for each kind of change."""
-        ax = first_axes(ax)
+        ax = base.first_axes(ax)
         looks = (
-            ("fixed", self.fixed, "o", LCE[0]),
-            ("broken", self.broken, "X", HCE[0]),
-            ("wrong either way", self.other, ".", ink(ax)),
+            ("fixed", self.fixed, "o", base.LCE[0]),
+            ("broken", self.broken, "X", base.HCE[0]),
+            ("wrong either way", self.other, ".", base.ink(ax)),
         )
         for name, chosen, mark, hue in looks:
             x, y = self.sure_before[chosen].tolist(), self.sure_after[chosen].tolist()
             label = f"{name}: {len(x):,}"
             ax.plot(x, y, mark, color=hue, markersize=5, alpha=0.75, label=label, linestyle="none")
-        ax.plot([0, 1], [0, 1], color=ink(ax), linewidth=0.8, linestyle=DASHES)
+        ax.plot([0, 1], [0, 1], color=base.ink(ax), linewidth=0.8, linestyle=DASHES)
         ax.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
         ax.set(xlabel="confidence before", ylabel="confidence after")
-        title = f"{self.recipe}: {len(self.rows):,} of {self.n:,} predictions changed"
-        ax.set_title(title, loc="left", size=TEXT + 1, parse_math=False)
+        base.set_title(ax, f"{self.recipe}: {len(self.rows):,} of {self.n:,} predictions changed")
         ax.legend(fontsize=TEXT, loc="best")
-
-
-def _changes(labels: Tensor, old: Tensor, new: Tensor, *, first_row: int) -> tuple[Tensor, ...]:
-    before, after = predicted(old), predicted(new)
-    rows = (before != after).nonzero().flatten()
-    sure = [logits[rows].double().softmax(1).amax(1) for logits in (old, new)]
-    found = (rows + first_row, labels[rows], before[rows], after[rows], *sure)
-    return tuple(column.cpu() for column in found)
-
-
-# --- Reliability diagrams of the same rows before and after a calibrator, with bootstrap bands.
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class BeforeAfter(Analysis):
-    """Two diagrams of the same rows, before and after a calibrator.
-
-    Attributes:
-        before: of the network's own probabilities.
-        after: of the calibrated ones.
-    """
-
-    before: BandedDiagram = field(repr=False)
-    after: BandedDiagram = field(repr=False)
-
-    @classmethod
-    def of(
-        cls,
-        data: Source,
-        calibrator: Calibrator | None,
-        head: Head | None = None,
-        *,
-        split: str = TEST,
-        bins: int = 15,
-        of_class: int | None = None,
-        resamples: int = RESAMPLES,
-        seed: int = 0,
-    ) -> BeforeAfter:
-        """Both diagrams of `data`, in one pass; confidence and correctness of all rows are kept.
-
-        Args:
-            data: a pack, or labelled rows that were not used to fit.
-            calibrator: fitted.
-            head: the classifier's last layer, when the data holds features; a pack has its own.
-            split: which rows, where the data is a pack.
-            bins: how many bins of equal width.
-            of_class: as in `ReliabilityDiagram.of`.
-            resamples: how often the rows are drawn again; the same rows for both.
-            seed: of the resamples.
-        """
-        checked_number(resamples)
-        parts: list[list[tuple[Tensor, Tensor]]] = [[], []]
-        with reading(data, head, calibrator, split=split) as rows:
-            for batch, *sides in rows.both(calibrator):
-                for part, logits in zip(parts, sides, strict=True):
-                    seen = Predictions.of(logits=logits, labels=batch.labels)
-                    part.append(said_and_so(seen, of_class))
-            drawn = Resamples.draw(rows.facts.rows, resamples, seed)
-        titles = "before", f"after {calibrator!r}" if calibrator else "after"
-        made = []
-        for part, title in zip(parts, titles, strict=True):
-            said, so = (torch.cat(column) for column in zip(*part, strict=True))
-            kind = {"bins": bins, "title": title, "of_class": of_class}
-            made.append(BandedDiagram.of_pairs(said, so, drawn, **kind))  # type: ignore[arg-type]
-        return cls(*made)
-
-    def numbers(self) -> dict[str, Any]:
-        """Both diagrams."""
-        return {"before": self.before.numbers(), "after": self.after.numbers()}
-
-    def own_axes(self) -> Panels:
-        """Two diagrams side by side, already drawn but for the bands."""
-        pairs = figure([self.before.diagram, self.after.diagram])[1]
-        return [pair[0] for pair in pairs]
-
-    def plot(self, ax: Panels | None = None) -> BeforeAfter:
-        """Draws both, on a pair of axes where one is given."""
-        if ax is None:
-            return super().plot()
-        require_matplotlib()
-        if len(all_axes(ax)) != 2:
-            raise InputError("ax is not a pair of axes: pass one for before and one for after")
-        both = (self.before, self.after)
-        drawn = [side.plot(axes) for side, axes in zip(both, all_axes(ax), strict=True)]
-        return replace(self, before=drawn[0], after=drawn[1], axes=ax)
-
-    def draw(self, ax: Panels) -> None:
-        """Both bands."""
-        for side, axes in zip((self.before, self.after), all_axes(ax), strict=True):
-            side.draw(axes)

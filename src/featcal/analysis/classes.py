@@ -9,40 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from featcal.analysis.base import (
-    HCE,
-    LCE,
-    TEST,
-    Analysis,
-    Rows,
-    Source,
-    first_axes,
-    ink,
-    reading,
-    wilson,
-)
+from featcal.analysis import base
 from featcal.core.batch import Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.rows import bin_index, predicted
 from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import checked_bins
-from featcal.report.diagram import DASHES, ENOUGH_ROWS, TEXT
-
-if TYPE_CHECKING:
-    from featcal.analysis.base import Panels
+from featcal.report.diagram import DASHES, ENOUGH_ROWS
 
 SHOWN = 20  # groups in a picture
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class GroupCalibration(Analysis):
+class GroupCalibration(base.Analysis):
     """Accuracy and confidence in each of g groups of rows; NaN in a group without rows.
 
     Attributes:
@@ -62,11 +48,11 @@ class GroupCalibration(Analysis):
     @classmethod
     def of(
         cls,
-        data: Source,
+        data: base.Source,
         calibrator: Calibrator | None = None,
         head: Head | None = None,
         *,
-        split: str = TEST,
+        split: str = base.TEST,
         groups: Tensor | Sequence[int] | None = None,
         names: Sequence[str] | None = None,
         by: str | None = None,
@@ -86,19 +72,22 @@ class GroupCalibration(Analysis):
             bins: of each group's ECE.
         """
         m = checked_bins(bins)
-        with reading(data, head, calibrator, split=split) as rows:
-            known = None if groups is None else _checked_groups(groups, rows)
+        with base.reading(data, head, calibrator, split=split) as rows:
+            known = None if groups is None else _checked_groups(groups, rows.facts.rows)
             count = rows.facts.classes if known is None else int(known.max()) + 1
             called = _checked_names(names, count)
-            sums = torch.zeros(len(called) * 3 * m, dtype=torch.float64)
+            sums = torch.zeros(len(called), 3, m, dtype=torch.float64)
             done = 0
             for batch, _, logits in rows.both(calibrator):
-                own = None if known is None else known[done : done + len(batch)]
-                _add(sums.view(len(called), 3, m), logits, batch.labels, own)
+                classes = predicted(logits)
+                sure, right = logits.softmax(1).amax(1), classes == batch.labels
+                group = classes.cpu() if known is None else known[done : done + len(batch)]
+                cell = group * 3 * m + bin_index(sure, m).cpu()
+                for place, values in enumerate((torch.ones_like(sure), sure, right)):
+                    sums.view(-1).index_add_(0, cell + place * m, values.double().cpu())
                 done += len(batch)
         kind = by or ("predicted class" if known is None else "group")
-        recipe = repr(calibrator) if calibrator else "none"
-        return cls(recipe, called, sums.view(len(called), 3, m), kind)
+        return cls(repr(calibrator) if calibrator else "none", called, sums, kind)
 
     def bins(self, group: int) -> Bins:
         """The bins of one group, for a diagram of it."""
@@ -127,7 +116,7 @@ class GroupCalibration(Analysis):
     @property
     def interval(self) -> Tensor:
         """(g, 2) 95 % intervals of the overconfidence, by Wilson's interval of the accuracy."""
-        low, high = wilson(self.sums[:, 2].sum(1), self.count)
+        low, high = base.wilson(self.sums[:, 2].sum(1), self.count)
         return torch.stack([self.confidence - high, self.confidence - low], 1)
 
     @property
@@ -157,7 +146,7 @@ class GroupCalibration(Analysis):
         return order[:most]
 
     def numbers(self) -> dict[str, Any]:
-        """One row a group, in the order of the groups, and their order from the worst on."""
+        """One row per group, in the order of the groups, and their order from the worst on."""
         columns = ("accuracy", "confidence", "overconfidence", "interval", "ece")
         values = {name: getattr(self, name).tolist() for name in columns}
         rows = [
@@ -171,50 +160,36 @@ class GroupCalibration(Analysis):
         ]
         return {"recipe": self.recipe, "by": self.by, "groups": rows, "worst": self.worst()}
 
-    def draw(self, ax: Panels) -> None:
+    def draw(self, ax: base.Panels) -> None:
         """The worst groups with their intervals; hollow where there are few rows."""
-        ax = first_axes(ax)
+        ax = base.first_axes(ax)
         chosen = self.worst(SHOWN)
         gap, interval = 100 * self.overconfidence, 100 * self.interval
         for place, group in enumerate(chosen):
-            hue = HCE[0] if float(gap[group]) > 0 else LCE[0]
+            hue = base.HCE[0] if float(gap[group]) > 0 else base.LCE[0]
             face = "none" if bool(self.few[group]) else hue
             low, high = interval[group].tolist()
             ax.plot([low, high], [place, place], color=hue, linewidth=1.3)
             ax.plot(float(gap[group]), place, "o", color=hue, markerfacecolor=face, markersize=5)
         names = [f"{self.names[group]} ({int(self.count[group]):,})" for group in chosen]
         ax.set_yticks(range(len(chosen)), names, parse_math=False)
-        ax.axvline(0, color=ink(ax), linewidth=1, linestyle=DASHES)
+        ax.axvline(0, color=base.ink(ax), linewidth=1, linestyle=DASHES)
         ax.invert_yaxis()
         ax.set(xlabel="mean confidence minus accuracy, points", ylabel=f"{self.by} (rows)")
         shown = "" if len(chosen) == len(self.names) else f", the worst {len(chosen)}"
         hollow = bool(self.few[chosen].any())
         title = f"{self.recipe}{shown}" + (f"; hollow: under {ENOUGH_ROWS} rows" if hollow else "")
-        ax.set_title(title, loc="left", size=TEXT + 1, parse_math=False)
+        base.set_title(ax, title)
 
 
-def _add(sums: Tensor, logits: Tensor, labels: Tensor, groups: Tensor | None) -> None:
-    """Adds rows to the (g, 3, m) sums of their groups."""
-    classes = predicted(logits)
-    sure, right = logits.softmax(1).amax(1), classes == labels
-    m = sums.shape[2]
-    group = classes.cpu() if groups is None else groups
-    cell = group * 3 * m + bin_index(sure, m).cpu()
-    for place, values in enumerate((torch.ones_like(sure), sure, right)):
-        sums.view(-1).index_add_(0, cell + place * m, values.double().cpu())
-
-
-def _checked_groups(groups: Tensor | Sequence[int], rows: Rows) -> Tensor:
+def _checked_groups(groups: Tensor | Sequence[int], rows: int) -> Tensor:
     found = torch.as_tensor(groups).cpu()
     whole = not found.is_floating_point() and found.dtype != torch.bool
-    if found.ndim != 1 or len(found) != rows.facts.rows or not whole:
+    if found.shape != (rows,) or not whole or int(found.min()) < 0:
         raise InputError(
-            f"groups have shape {tuple(found.shape)} and type {found.dtype}: pass one integer for "
-            f"each of the {rows.facts.rows} rows"
+            f"groups are {found.dtype} of shape {tuple(found.shape)}, the least of them "
+            f"{found.min()}: pass one integer from 0 up for each of the {rows} rows"
         )
-    if int(found.min()) < 0:
-        row = int(found.argmin())
-        raise InputError(f"groups[{row}] is {int(found[row])}: number the groups from 0 on")
     return found.long()
 
 

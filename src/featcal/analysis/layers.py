@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from torch import nn
 
-from featcal.analysis.base import HCE, LCE, TEST, VAL, Analysis, first_axes, ink, opened
+from featcal.analysis import base
 from featcal.api import calibrate
-from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import plain
@@ -23,11 +22,7 @@ from featcal.core.progress import track
 from featcal.core.text import parse
 from featcal.data import Pack
 from featcal.data.collect import Unpack, collect
-from featcal.report.diagram import TEXT
 from featcal.report.scores import Scores, evaluate
-
-if TYPE_CHECKING:
-    from featcal.analysis.base import Panels
 
 METRICS = ("accuracy", "ece", "nll", "brier")
 
@@ -57,58 +52,7 @@ class LayerRow:
 
 @final
 @dataclass(frozen=True, eq=False)
-class _Computed:
-    """Scores through the model, which computes what comes behind a layer."""
-
-    model: nn.Module
-    val: Iterable[Any]
-    test: Iterable[Any]
-    head: str | None
-    unpack: Unpack | None
-    bins: int
-
-    def before(self) -> dict[str, float]:
-        return self._scored(self.model)
-
-    def after(self, clip: Calibrator, layer: str | None) -> dict[str, float]:
-        plan = {"head": self.head, "layer": layer, "unpack": self.unpack}
-        return self._scored(calibrate(self.model, self.val, clip, **plan))  # type: ignore[arg-type]
-
-    def _scored(self, model: nn.Module) -> dict[str, float]:
-        data = collect(model, self.test, head=self.head, unpack=self.unpack)
-        return _told(evaluate(data, bins=self.bins))
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Stored:
-    """Scores from the features and the head of a pack."""
-
-    val: Batch | Data
-    test: Batch | Data
-    head: Head | None
-    bins: int
-
-    @classmethod
-    def of(cls, pack: Pack, splits: tuple[str, str], bins: int) -> _Stored:
-        val, head = opened(pack, None, splits[0])
-        return cls(val, pack.split(splits[1]), head, bins)
-
-    def before(self) -> dict[str, float]:
-        return _told(evaluate(self.test, None, self.head, bins=self.bins))
-
-    def after(self, clip: Calibrator, layer: str | None) -> dict[str, float]:
-        clip.fit(self.val, self.head)
-        return _told(evaluate(self.test, clip, self.head, bins=self.bins))
-
-
-def _told(scores: Scores) -> dict[str, float]:
-    return {name: scores.metrics[name] for name in METRICS}
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class LayerAblation(Analysis):
+class LayerAblation(base.Analysis):
     """A row for no clipping, for the logits, for the features, and for each layer, in this order.
 
     Attributes:
@@ -130,7 +74,7 @@ class LayerAblation(Analysis):
         head: str | None = None,
         bins: int = 15,
         unpack: Unpack | None = None,
-        splits: tuple[str, str] = (VAL, TEST),
+        splits: tuple[str, str] = (base.VAL, base.TEST),
     ) -> LayerAblation:
         """Fits a threshold at each place on val, and scores the calibrated model on test.
 
@@ -148,19 +92,33 @@ class LayerAblation(Analysis):
         if isinstance(layers, str):
             raise InputError(f"layers is the text {layers!r}: pass a list of paths, [{layers!r}]")
         named = dict(layers) if isinstance(layers, Mapping) else {path: path for path in layers}
-
-        if isinstance(model, Pack):
-            if named:
-                raise InputError(
-                    f"a pack does not hold the outputs of {', '.join(named.values())}: pass the "
-                    "model and two loaders"
-                )
-            places: _Stored | _Computed = _Stored.of(model, splits, bins)
-        elif val_loader is None or test_loader is None:
+        if isinstance(model, Pack) and named:
+            raise InputError(
+                f"a pack does not hold the outputs of {', '.join(named.values())}: pass the "
+                "model and two loaders"
+            )
+        if not isinstance(model, Pack) and (val_loader is None or test_loader is None):
             raise InputError("a loader is missing: pass the model, val_loader and test_loader")
-        else:
-            places = _Computed(model, val_loader, test_loader, head, unpack, bins)
-        rows = [LayerRow("no clipping", None, math.inf, places.before())]
+
+        def scored(clip: Calibrator | None, layer: str | None = None) -> dict[str, float]:
+            """The metrics on test with a clip fitted at a layer; as it is without a clip."""
+            found: Scores
+            if isinstance(model, Pack):
+                val, own_head = base.opened(model, None, splits[0])
+                if clip is not None:
+                    clip.fit(val, own_head)
+                found = evaluate(model.split(splits[1]), clip, own_head, bins=bins)
+            else:
+                assert val_loader is not None
+                assert test_loader is not None
+                kind: Any = {"head": head, "unpack": unpack}
+                made = model
+                if clip is not None:
+                    made = calibrate(model, val_loader, clip, layer=layer, **kind)
+                found = evaluate(collect(made, test_loader, **kind), bins=bins)
+            return {name: found.metrics[name] for name in METRICS}
+
+        rows = [LayerRow("no clipping", None, math.inf, scored(None))]
         wanted: list[tuple[str, str, str | None]] = [
             ("last layer", "logit_clip", None),
             ("penultimate", "clip", None),
@@ -168,35 +126,32 @@ class LayerAblation(Analysis):
         ]
         for label, recipe, layer in track("layers", wanted):
             clip = parse(recipe)
-            metrics = places.after(clip, layer)
+            metrics = scored(clip, layer)
             (threshold,) = (float(buffer) for buffer in clip.buffers())
             place = layer or ("logits" if recipe == "logit_clip" else "features")
             rows.append(LayerRow(label, place, threshold, metrics))
         return cls(tuple(rows), bins)
 
     def numbers(self) -> dict[str, Any]:
-        """One object a row."""
+        """One object per row."""
         return {"bins": self.bins, "rows": [row.as_json() for row in self.rows]}
 
-    def draw(self, ax: Panels) -> None:
+    def draw(self, ax: base.Panels) -> None:
         """ECE as bars, with threshold and accuracy written beside them."""
-        ax = first_axes(ax)
-        values = [100 * row.metrics["ece"] for row in self.rows]
-        hues = [HCE[0] if row.layer is None else LCE[0] for row in self.rows]
-        hatches = [HCE[1] if row.layer is None else LCE[1] for row in self.rows]
-        faces = ["none" if hatch else hue for hue, hatch in zip(hues, hatches, strict=True)]
-        ax.barh(range(len(values)), values, 0.6, facecolor=faces, edgecolor=hues, hatch=hatches)
-        for place, (row, value) in enumerate(zip(self.rows, values, strict=True)):
+        ax = base.first_axes(ax)
+        labels = []
+        for place, row in enumerate(self.rows):
+            hue, hatch = base.HCE if row.layer is None else base.LCE
+            value = 100 * row.metrics["ece"]
+            face = "none" if hatch else hue
+            ax.barh(place, value, 0.6, facecolor=face, edgecolor=hue, hatch=hatch)
             c = "" if math.isinf(row.threshold) else f"c = {row.threshold:.3g}, "
             text = f"{c}accuracy {row.metrics['accuracy']:.2%}".replace("%", " %")
             ax.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center")
-        labels = [_named(row) for row in self.rows]
-        ax.set_yticks(range(len(values)), labels, color=ink(ax), parse_math=False)
+            where = "" if row.layer in (None, row.label) else f": {row.layer}"
+            labels.append(f"{row.label}{where}")
+        ax.set_yticks(range(len(labels)), labels, color=base.ink(ax), parse_math=False)
         ax.invert_yaxis()
-        ax.set(xlabel="ECE on test, %", xlim=(0, 1.9 * max([*values, 1e-3])))
-        ax.set_title("one threshold, fitted at each place", loc="left", size=TEXT + 1)
-
-
-def _named(row: LayerRow) -> str:
-    """What people call the place, and where it is."""
-    return row.label if row.layer in (None, row.label) else f"{row.label}: {row.layer}"
+        widest = max(100 * row.metrics["ece"] for row in self.rows)
+        ax.set(xlabel="ECE on test, %", xlim=(0, 1.9 * max(widest, 1e-3)))
+        base.set_title(ax, "one threshold, fitted at each place")

@@ -12,12 +12,11 @@ import importlib
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from functools import cache
 from itertools import chain, islice
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch import nn
@@ -35,27 +34,12 @@ from featcal.heads.find import find_head
 from featcal.io import save
 from featcal.report.compare import NONE, Comparison, compare
 
+Trainer: TypeAlias = Any  # of the Lightning that is loaded
 Weights = Literal["last", "best"]
 
 NAME = "Calibrate"
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SHARDED = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
-
-
-class Trainer(Protocol):
-    """What the callback asks of a Lightning trainer."""
-
-    lightning_module: Any
-    val_dataloaders: Any
-    enable_validation: bool
-    validating: bool
-    state: Any
-    strategy: Any
-    precision_plugin: Any
-    checkpoint_callback: Any
-    loggers: list[Any]
-    global_step: int
-    is_global_zero: bool
 
 
 @final
@@ -155,29 +139,49 @@ class Calibrate:
         """Collects, fits, scores, logs and saves."""
         network = pl_module if self.weights == "last" else _best(trainer, pl_module)
         # The trainer has moved the module to main memory by now; the work is done on its device.
-        with _placed(network, trainer.strategy.root_device):
+        home = device_of(network)
+        network.to(trainer.strategy.root_device)
+        try:
             data = self._collected(trainer, network)
-            self.calibrator.fit(data, data.head, mode=self.mode)
-            self.comparison = self._compared(data)
+            report = self.calibrator.fit(data, data.head, mode=self.mode).report
+            assert report is not None
+            folds, recipes = min(self.folds or 0, report.rows), [NONE, repr(self.calibrator)]
+            self.comparison = None
+            if folds >= 2:
+                how: dict[str, Any] = {"mode": self.mode, "folds": folds, "resamples": 0}
+                self.comparison = compare(data, None, recipes, data.head, **how)
+        finally:
+            network.to(home)
         self._network, self._head_path = network, data.path
-        self.calibrator.to(device_of(network))
-        if trainer.is_global_zero and self.logs:
-            self._log(trainer)
-        if trainer.is_global_zero and self.path is not None:
+        self.calibrator.to(home)
+        if not trainer.is_global_zero:
+            return
+        step = trainer.global_step
+        for logger in trainer.loggers if self.logs else ():
+            loggers.log(logger, report, step=step)
+            for word, row in zip(("before", "after"), self.comparison or (), strict=False):
+                loggers.log(logger, row, step=step, prefix=f"calibration/{word}")
+        if self.path is not None:
             save(self.calibrator, self.path, overwrite=self.overwrite)
 
     def _collected(self, trainer: Trainer, network: nn.Module) -> Collected:
-        precision = trainer.precision_plugin.forward_context()
-        with undisturbed(network), precision, _validating(trainer):  # a loader draws numbers too
-            batches = self._batches(trainer, first=dist.rank(), every=dist.world())
-            one = next(batches, None)
-            if one is not None:
-                mine = chain([one], batches)
-                return collect(network, mine, head=self.head, unpack=self.unpack)
-            # More processes than batches: this one learns where the head is, and brings no rows.
-            one = list(islice(self._batches(trainer, first=0, every=1), 1))
-            data = collect(network, one, head=self.head, unpack=self.unpack)
-            return Collected([data[0].rows(slice(0, 0))], data.head, data.path)
+        stage = trainer.state.stage
+        # Hooks that prepare batches are to see validation, where they must not augment.
+        trainer.validating = True
+        try:
+            # A loader draws random numbers too: they are put back with the modes of the network.
+            with undisturbed(network), trainer.precision_plugin.forward_context():
+                batches = self._batches(trainer, first=dist.rank(), every=dist.world())
+                one = next(batches, None)
+                if one is not None:
+                    mine = chain([one], batches)
+                    return collect(network, mine, head=self.head, unpack=self.unpack)
+                # More processes than batches: this one learns where the head is, without rows.
+                any_one = islice(self._batches(trainer, first=0, every=1), 1)
+                data = collect(network, list(any_one), head=self.head, unpack=self.unpack)
+                return Collected([data[0].rows(slice(0, 0))], data.head, data.path)
+        finally:
+            trainer.state.stage = stage
 
     def _batches(self, trainer: Trainer, *, first: int, every: int) -> Iterator[Any]:
         """This process's batches as a validation step would get them."""
@@ -190,46 +194,20 @@ class Calibrate:
             ready = trainer.lightning_module._on_before_batch_transfer(ready)
             yield trainer.strategy.batch_to_device(ready)
 
-    def _compared(self, data: Collected) -> Comparison | None:
-        report = self.calibrator.report
-        assert report is not None
-        folds = min(self.folds or 0, report.rows)
-        if folds < 2:
-            return None
-        recipes = [NONE, repr(self.calibrator)]
-        return compare(data, None, recipes, data.head, mode=self.mode, folds=folds, resamples=0)
-
-    def _log(self, trainer: Trainer) -> None:
-        report, step = self.calibrator.report, trainer.global_step
-        assert report is not None
-        for logger in trainer.loggers:
-            loggers.log(logger, report, step=step)
-            for word, row in zip(("before", "after"), self.comparison or (), strict=False):
-                loggers.log(logger, row, step=step, prefix=f"calibration/{word}")
-
-    def __reduce__(self) -> tuple[Callable[[], Calibrate], tuple[()], dict[str, Any]]:
+    def __reduce__(self) -> tuple[Callable[..., Calibrate], tuple[type], dict[str, Any]]:
         """Pickles by what it holds: the class was made for the Lightning of this process."""
-        return _blank, (), self.__dict__
-
-
-def _blank() -> Calibrate:
-    return Calibrate.__new__(Calibrate)
+        return Calibrate.__new__, (Calibrate,), self.__dict__
 
 
 def _callback_classes() -> tuple[type, ...]:
     """The base classes of callbacks of every Lightning loaded, or else of every one there is."""
-    loaded = [sys.modules[name] for name in PACKAGES if sys.modules.get(name) is not None]
-    found = loaded or [module for module in map(_imported, PACKAGES) if module is not None]
+    found = [sys.modules[name] for name in PACKAGES if sys.modules.get(name) is not None]
+    for name in () if found else PACKAGES:
+        with suppress(ImportError):
+            found.append(importlib.import_module(name))
     if not found:
         raise InputError(f"{NAME} needs Lightning: pip install 'featcal[lightning]'")
     return tuple(module.Callback for module in found)
-
-
-def _imported(name: str) -> ModuleType | None:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        return None
 
 
 @cache
@@ -240,13 +218,10 @@ def _as_callback(bases: tuple[type, ...]) -> type[Calibrate]:
 def _one_loader(loaders: Any) -> Iterable[Any]:  # noqa: ANN401 - one, or a list or dict of them
     """The only validation loader."""
     if isinstance(loaders, Mapping):
-        names, parts = list(loaders), list(loaders.values())
-    elif isinstance(loaders, Sequence):
-        names, parts = list(range(len(loaders))), list(loaders)
-    else:
-        names, parts = [0], [loaders]
+        loaders = list(loaders.values())
+    parts = loaders if isinstance(loaders, Sequence) else [loaders]
     if loaders is None or len(parts) != 1:
-        found = "none" if loaders is None else f"{len(parts)}, {', '.join(map(str, names))}"
+        found = "none" if loaders is None else len(parts)
         raise InputError(
             f"{NAME} needs one validation loader and the trainer has {found}: pass loader="
         )
@@ -268,25 +243,3 @@ def _best(trainer: Trainer, pl_module: nn.Module) -> nn.Module:
     best = copy.deepcopy(pl_module)
     best.load_state_dict(saved["state_dict"])
     return best
-
-
-@contextmanager
-def _placed(network: nn.Module, device: torch.device) -> Iterator[None]:
-    """Moves a module to a device for the block, and back."""
-    home = device_of(network)
-    network.to(device)
-    try:
-        yield
-    finally:
-        network.to(home)
-
-
-@contextmanager
-def _validating(trainer: Trainer) -> Iterator[None]:
-    """Lets the hooks that prepare batches see validation, where they must not augment."""
-    stage = trainer.state.stage
-    trainer.validating = True
-    try:
-        yield
-    finally:
-        trainer.state.stage = stage

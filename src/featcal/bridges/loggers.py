@@ -69,18 +69,23 @@ def log(
     {'calibration/ece': 0.25}
     """
     parts = [(_under(prefix, name), numbers, bins) for name, numbers, bins in _parts(found)]
-    sent = {
-        _under(name, key): number
-        for name, numbers, _ in parts
-        for key, value in numbers.items()
-        if math.isfinite(number := _number(key, value))
-    }
+    sent = {}
+    for name, numbers, _ in parts:
+        for key, value in numbers.items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError) as error:
+                raise InputError(f"{key} is {value!r}: a logger takes numbers") from error
+            if math.isfinite(number):
+                sent[_under(name, key)] = number
     _send(logger, sent, step)
     draw = _drawer(logger)
     if draw is not None and importlib.util.find_spec("matplotlib") is not None:
         for name, _, bins in parts:
             if bins is not None:
-                draw(_under(name, PICTURE), _figure(bins), step)
+                with own_style():
+                    picture = figure([ReliabilityDiagram(bins)])[0]
+                draw(_under(name, PICTURE), picture, step)
     return sent
 
 
@@ -88,24 +93,27 @@ def _under(prefix: str, name: str) -> str:
     return f"{prefix}/{name}" if prefix and name else prefix or name
 
 
-def _number(key: str, value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{key} is {value!r}: a logger takes numbers") from error
-
-
 def _parts(found: Found) -> Iterator[Part]:
     match found:
         case Scores():
             yield "", found.metrics, found.bins
         case Row():
-            yield "", found.scores.metrics, found.scores.bins
+            yield from _parts(found.scores)
         case Comparison():
             for row in found:
-                yield _plain(row.recipe), row.scores.metrics, row.scores.bins
+                # In letters that every logger takes: clip_min_accuracy_0.99_temperature.
+                name = re.sub(r"[^\w.-]+", "_", row.recipe).strip("_")
+                yield name, row.scores.metrics, row.scores.bins
         case FitReport():
-            yield "", _of_report(found), None
+            losses = {"before": found.loss_before, "after": found.loss_after}
+            numbers = {f"fit_{found.loss}_{when}": loss for when, loss in losses.items()}
+            fitted = {
+                f"{step.name}/{key}": value
+                for step in found.steps
+                for key, value in step.values.items()
+                if isinstance(value, (int, float))
+            }
+            yield "", {"fit_rows": found.rows, **numbers, **fitted}, None
         case Mapping():
             yield "", found, None
         case _:
@@ -113,30 +121,6 @@ def _parts(found: Found) -> Iterator[Part]:
                 f"found is a {type(found).__name__}: pass what evaluate() or compare() gave, "
                 "calibrator.report, or a dict of numbers"
             )
-
-
-def _plain(recipe: str) -> str:
-    """A recipe in letters that every logger takes.
-
-    >>> _plain("clip(min_accuracy=0.99) | temperature")
-    'clip_min_accuracy_0.99_temperature'
-    """
-    return re.sub(r"[^\w.-]+", "_", recipe).strip("_")
-
-
-def _of_report(report: FitReport) -> dict[str, float]:
-    fitted = {
-        f"{step.name}/{key}": value
-        for step in report.steps
-        for key, value in step.values.items()
-        if isinstance(value, (int, float))
-    }
-    return {
-        "fit_rows": report.rows,
-        f"fit_{report.loss}_before": report.loss_before,
-        f"fit_{report.loss}_after": report.loss_after,
-        **fitted,
-    }
 
 
 def _has(logger: object, *methods: str) -> bool:
@@ -166,17 +150,17 @@ def _drawer(logger: Any) -> Draw | None:  # noqa: ANN401
     if _has(logger, "add_figure"):
         return lambda name, figure, step: logger.add_figure(name, figure, step)
     if _has(logger, "log", "define_metric"):
-        image = _home(logger).Image
+        # wandb itself, or a run of it, whose package whoever made the run has imported
+        package = type(logger).__module__.partition(".")[0]
+        image = (logger if inspect.ismodule(logger) else sys.modules[package]).Image
         return lambda name, figure, step: logger.log({name: image(_pixels(figure))}, step=step)
     if _has(logger, "log_metrics", "log_figure"):
         if "artifact_file" not in inspect.signature(logger.log_figure).parameters:
             return None  # a namesake of mlflow's
         return lambda name, figure, step: logger.log_figure(figure, _file(name, step))
-    return _drawer_of_lightning(logger) if hasattr(logger, "experiment") else None
-
-
-def _drawer_of_lightning(logger: Any) -> Draw | None:  # noqa: ANN401
-    """Lightning's loggers know numbers alone: figures go to what they log to."""
+    # Lightning's loggers know numbers alone: figures go to what they log to.
+    if not hasattr(logger, "experiment"):
+        return None
     if _has(logger, "log_image"):  # of wandb, whose own step runs ahead of the trainer's
         return lambda name, figure, step: logger.log_image(name, [_pixels(figure)], step)
     if hasattr(logger, "run_id") and _has(logger.experiment, "log_figure"):
@@ -185,20 +169,8 @@ def _drawer_of_lightning(logger: Any) -> Draw | None:  # noqa: ANN401
     return _drawer(logger.experiment)
 
 
-def _home(logger: object) -> Any:  # noqa: ANN401
-    """The package a wandb run comes from, which has been imported by whoever made the run."""
-    if inspect.ismodule(logger):
-        return logger
-    return sys.modules[type(logger).__module__.partition(".")[0]]
-
-
 def _file(name: str, step: int | None) -> str:
     return f"{name}.png" if step is None else f"{name}-{step}.png"
-
-
-def _figure(bins: Bins) -> Figure:
-    with own_style():
-        return figure([ReliabilityDiagram(bins)])[0]
 
 
 def _pixels(figure: Figure) -> NDArray[np.uint8]:

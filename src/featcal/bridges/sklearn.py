@@ -58,10 +58,7 @@ class Scores(MetaEstimatorMixin, TransformerMixin, BaseEstimator):  # type: igno
         method: str = "auto",
         n_jobs: int | None = None,
     ) -> None:
-        self.estimator = estimator
-        self.cv = cv
-        self.method = method
-        self.n_jobs = n_jobs
+        self.estimator, self.cv, self.method, self.n_jobs = estimator, cv, method, n_jobs
 
     def fit(self, X: Anything, y: Anything = None) -> Self:
         """Fits the classifier to all rows, or takes it as it is."""
@@ -85,10 +82,16 @@ class Scores(MetaEstimatorMixin, TransformerMixin, BaseEstimator):  # type: igno
         y = column_or_1d(_present(y), warn=True)
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
-        splits = self._splits(X, y)
-        given = cross_val_predict(
-            self.estimator, X, y, cv=splits, method=method, n_jobs=self.n_jobs
-        )
+        splits = list(check_cv(self.cv, y, classifier=True).split(X, y))
+        for number, (seen, _) in enumerate(splits):
+            absent = np.setdiff1d(y, y[seen])
+            if len(absent):  # a classifier that has never met a class has no score for it
+                raise InputError(
+                    f"Scores: without fold {number} there is no row of class {absent[0]!r}: use "
+                    "stratified folds, and no more of them than the rarest class has rows"
+                )
+        how = {"cv": splits, "method": method, "n_jobs": self.n_jobs}
+        given = cross_val_predict(self.estimator, X, y, **how)
         self.fit(X, y)
         return _columns(given, method)
 
@@ -125,19 +128,6 @@ class Scores(MetaEstimatorMixin, TransformerMixin, BaseEstimator):  # type: igno
             kind, names = type(estimator).__name__, " or ".join(wanted)
             raise InputError(f"Scores: {kind} has no {names}: pass a classifier that has")
         return found
-
-    def _splits(self, X: Anything, y: Array) -> list[tuple[Array, Array]]:
-        """The folds; a fold whose classifier has never met a class has no score for it."""
-        splits = list(check_cv(self.cv, y, classifier=True).split(X, y))
-        classes = np.unique(y)
-        for number, (seen, _) in enumerate(splits):
-            absent = np.setdiff1d(classes, y[seen])
-            if len(absent):
-                raise InputError(
-                    f"Scores: without fold {number} there is no row of class {absent[0]!r}: use "
-                    "stratified folds, and no more of them than the rarest class has rows"
-                )
-        return splits
 
     def __sklearn_clone__(self) -> Scores:
         if self.cv is None:  # a clone of the classifier would have forgotten its fit

@@ -7,30 +7,16 @@ nothing to do but to add it up. Sums stay float64 whatever type the model around
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
 
 from featcal.core.checks import InputError, Kind, check_choice, check_whole
-from featcal.metrics import (
-    Bins,
-    ClassBins,
-    Ordered,
-    ProperSums,
-    adaptive_ece_of,
-    aurc_of,
-    auroc_of,
-    debiased_ce_of,
-    e_aurc_of,
-    ks_error_of,
-    smooth_ece_of,
-)
-from featcal.metrics.inputs import checked_rows
+from featcal.metrics import Bins, ClassBins, Ordered, ProperSums, e_aurc_of, ks_error_of
+from featcal.metrics.columns import COLUMNS
 from featcal.report.diagram import ReliabilityDiagram
-from featcal.report.scores import COLUMNS
 
 try:
     from torchmetrics import Metric
@@ -45,41 +31,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 Summary = Bins | ClassBins | Ordered | ProperSums
+Answer = Callable[[Any, int], float]  # of a summary and a number of bins
 
 NAME = "CalibrationMetric"
 ROW_TYPES = {"confidence": torch.float64, "correct": torch.uint8}  # types every backend gathers
-
-
-@final
-@dataclass(frozen=True)
-class _Asked:
-    """A metric: the summary it needs, and the question put to it and the number of bins."""
-
-    summary: type[Summary]
-    answer: Callable[[Any, int], float]
-
-
-def _mean_confidence(bins: Bins) -> float:
-    return float(bins.confidence.sum()) / checked_rows(bins.n)
-
-
-METRICS = {
-    "ece": _Asked(Bins, lambda found, _: found.ece),
-    "mce": _Asked(Bins, lambda found, _: found.mce),
-    "rms_ce": _Asked(Bins, lambda found, _: found.rms_ce),
-    "overconfidence": _Asked(Bins, lambda found, _: found.overconfidence),
-    "confidence": _Asked(Bins, lambda found, _: _mean_confidence(found)),
-    "nll": _Asked(ProperSums, lambda found, _: found.nll),
-    "brier": _Asked(ProperSums, lambda found, _: found.brier),
-    "accuracy": _Asked(ProperSums, lambda found, _: found.accuracy),
-    "classwise_ece": _Asked(ClassBins, lambda found, _: found.ece),
-    "adaptive_ece": _Asked(Ordered, lambda found, bins: adaptive_ece_of(found, bins=bins)),
-    "debiased_ce": _Asked(Ordered, lambda found, bins: debiased_ce_of(found, bins=bins)),
-    "smooth_ece": _Asked(Ordered, lambda found, _: smooth_ece_of(found)),
-    "ks_error": _Asked(Ordered, lambda found, _: ks_error_of(found)),
-    "auroc": _Asked(Ordered, lambda found, _: auroc_of(found)),
-    "aurc": _Asked(Ordered, lambda found, _: aurc_of(found)),
-    "e_aurc": _Asked(Ordered, lambda found, _: e_aurc_of(found)),
+# The metrics of tables, and two that no table shows.
+METRICS: dict[str, tuple[type[Summary], Answer]] = {
+    **{name: (column.summary, column.of) for name, column in COLUMNS.items()},
+    "ks_error": (Ordered, lambda rows, _: ks_error_of(rows)),
+    "e_aurc": (Ordered, lambda rows, _: e_aurc_of(rows)),
 }
 
 
@@ -126,31 +86,21 @@ class CalibrationMetric(Metric):
         check_choice(NAME, "kind", kind, ("probs", "logits"))
         check_whole(NAME, 1, bins=bins)
         self.metric, self.kind, self.bins, self.num_classes = metric, kind, bins, num_classes
+        shape: tuple[int, ...] = () if self._summary_type is ProperSums else (bins,)
+        if self._summary_type is ClassBins:  # which are kept for each class
+            check_whole(NAME, 2, num_classes=num_classes)
+            shape = (num_classes or 0, bins)
         for name in self._fields:
             if self._summary_type is Ordered:
                 self.add_state(name, [], dist_reduce_fx="cat")
             else:
-                zeros = torch.zeros(self._shape(), dtype=torch.float64)
-                self.add_state(name, zeros, dist_reduce_fx="sum")
-
-    def _shape(self) -> tuple[int, ...]:
-        """Of each sum."""
-        if self._summary_type is Bins:
-            return (self.bins,)
-        if self._summary_type is ProperSums:
-            return ()
-        if self.num_classes is None:
-            raise InputError(
-                f"{NAME}: {self.metric} keeps bins for each class: pass num_classes=, their number"
-            )
-        check_whole(NAME, 2, num_classes=self.num_classes)
-        return (self.num_classes, self.bins)
+                self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
     @property
     def higher_is_better(self) -> bool | None:  # type: ignore[override]
         """Which way is better; None for confidence and overconfidence, where neither is."""
-        column = COLUMNS.get(self.metric)
-        return {1: True, -1: False}.get(-1 if column is None else column.better)
+        better = COLUMNS[self.metric].better if self.metric in COLUMNS else -1
+        return {1: True, -1: False}.get(better)
 
     def update(self, preds: Tensor, target: Tensor) -> None:
         """Takes in n predictions and their labels, as `featcal.metrics` takes them."""
@@ -164,7 +114,7 @@ class CalibrationMetric(Metric):
 
     def compute(self) -> Tensor:
         """The metric over all rows of all processes, a float64 scalar."""
-        value = METRICS[self.metric].answer(self._summary(), self.bins)
+        value = METRICS[self.metric][1](self._summary(), self.bins)
         return torch.tensor(value, dtype=torch.float64, device=self.device)
 
     def diagram(self, title: str = "") -> ReliabilityDiagram:
@@ -200,18 +150,19 @@ class CalibrationMetric(Metric):
                 state.append(torch.empty(0, dtype=ROW_TYPES[name], device=self.device))
         super().sync(*args, **kwargs)
 
-    def _apply(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        *args: Any,  # noqa: ANN401 - torchmetrics' own
-    ) -> CalibrationMetric:
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> CalibrationMetric:  # noqa: ANN401
         """Follows a model to its device, not to its type: `model.to(torch.bfloat16)` keeps sums."""
-        super()._apply(partial(_moved, fn), *args)
+
+        def moved(values: Tensor) -> Tensor:
+            there = fn(values)
+            return there if there.dtype == values.dtype else values.to(there.device)
+
+        super()._apply(moved, *args)
         return self
 
     @property
     def _summary_type(self) -> type[Summary]:
-        return METRICS[self.metric].summary
+        return METRICS[self.metric][0]
 
     @property
     def _fields(self) -> list[str]:
@@ -250,9 +201,3 @@ def _joined(parts: Tensor | list[Tensor]) -> Tensor:
     if isinstance(parts, Tensor):
         return parts.cpu()
     return torch.cat([part.cpu() for part in parts]) if parts else torch.empty(0)
-
-
-def _moved(fn: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """What `fn` makes of a tensor, in the type it had."""
-    moved = fn(values)
-    return moved if moved.dtype == values.dtype else values.to(moved.device)

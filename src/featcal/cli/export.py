@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import click
 import torch
@@ -13,22 +12,13 @@ from torch import Tensor, nn
 
 from featcal import export as files
 from featcal import io
-from featcal.cli.shared import (
-    FORCE,
-    HEAD,
-    JSON,
-    OVERWRITE,
-    Target,
-    load_for,
-    load_target,
-    print_json,
-    progress_bar,
-    say,
-)
+from featcal.cli import app
+from featcal.cli.fit import load_for
+from featcal.cli.packs import DYNAMIC, load_target
 from featcal.core.checks import InputError
 from featcal.core.files import check_free
 from featcal.data import Pack
-from featcal.data.collect import checked_iter, placed, unpacked
+from featcal.data.collect import placed, unpacked
 from featcal.export.parity import TOLERANCE
 from featcal.heads.attach import attach
 from featcal.heads.find import find_head, mapped
@@ -38,26 +28,18 @@ EXAMPLE_ROWS = 4
 
 @click.command()
 @click.argument("source", metavar="PACK|PACKAGE.MODULE:FUNCTION")
-@click.argument("calibrator_path", metavar="CALIBRATOR", type=click.Path(path_type=Path))
-@click.option(
-    "--onnx", "output", required=True, type=click.Path(path_type=Path), help="The file to write."
-)
-@HEAD
+@app.CALIBRATOR
+@click.option("--onnx", "output", required=True, type=app.PATH, help="The file to write.")
+@app.HEAD
 @click.option("--split", help="Rows to compare on; the last split, if it is not named.")
-@click.option(
-    "--rows", default=256, show_default=True, type=click.IntRange(1), help="How many to compare on."
-)
+@click.option("--rows", default=256, type=app.COUNT, help="How many to compare on.")
 @click.option("--probabilities", is_flag=True, help="Give them as a second output.")
 @click.option(
-    "--tolerance",
-    default=TOLERANCE,
-    show_default=True,
-    type=click.FloatRange(0),
-    help="Largest difference allowed.",
+    "--tolerance", default=TOLERANCE, type=click.FloatRange(0), help="Largest difference allowed."
 )
 @click.option("--opset", type=click.IntRange(7), help="Version of ONNX's operators.")
-@FORCE
-@JSON
+@app.FORCE
+@app.JSON
 def export(
     source: str,
     calibrator_path: Path,
@@ -82,91 +64,65 @@ def export(
       featcal export my_project.models:build cal.safetensors --onnx model.onnx
       featcal export my-pack cal.safetensors --onnx head.onnx
     """  # noqa: D301 - click knows a block by the character itself
-    check_free(output, overwrite=force, remedy=OVERWRITE)
-    make = _of_pack if Path(source).is_dir() else _of_function
-    found = make(source, calibrator_path, head, split, rows)
-    with progress_bar():
+    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    model, inputs, dynamic = _source(source, calibrator_path, head, split, rows)
+    with app.progress_bar():
         made = files.onnx(
-            found.model,
+            model,
             output,
-            found.example,
-            rows=found.rows,
-            dynamic=found.dynamic,
+            _first(inputs, EXAMPLE_ROWS),  # enough to follow the model
+            rows=inputs,
+            dynamic=dynamic,
             opset=opset,
             probabilities=probabilities,
             tolerance=tolerance,
             overwrite=force,
         )
     if as_json:
-        print_json(made.as_json())
+        app.print_json(made.as_json())
         return
     for title, ports in (("in", made.inputs), ("out", made.outputs)):
-        say(f"{title}: {', '.join(f'{name} {kind}' for name, kind in ports.items())}")
-    say(str(made))
+        app.say(f"{title}: {', '.join(f'{name} {kind}' for name, kind in ports.items())}")
+    app.say(str(made))
 
 
-@final
-@dataclass(frozen=True)
-class Exported:
-    """What becomes a file.
-
-    Attributes:
-        model: the calibrated network, or its calibrated last layer.
-        rows: real inputs to compare on.
-        dynamic: its axes of any size; None for the rows alone.
-    """
-
-    model: nn.Module
-    rows: Any
-    dynamic: Any = None
-
-    @property
-    def example(self) -> Any:  # noqa: ANN401
-        """A few of the rows, which are enough to follow the model."""
-        return _first(self.rows, EXAMPLE_ROWS)
-
-
-def _of_pack(source: str, path: Path, head: str | None, split: str | None, rows: int) -> Exported:
-    """The calibrated last layer, and real rows of what enters it."""
-    if head is not None:
-        raise InputError("--head names a layer of a network, and a pack has only one: leave it out")
-    pack = Pack.open(source)
-    calibrator = load_for(path, pack)
-    batches = pack.split(split or pack.splits[-1])
-    entered = (b.logits if pack.head is None else b.features for b in batches)
-    return Exported(calibrator.wrap(pack.head), _joined(entered, rows))
-
-
-def _of_function(
+def _source(
     source: str, path: Path, head: str | None, split: str | None, rows: int
-) -> Exported:
-    """The network with the calibrator in it, and rows of its own inputs."""
+) -> tuple[nn.Module, Any, Any]:
+    """What becomes a file, real rows of what enters it, and its axes of any size.
+
+    Of a pack that is the calibrated last layer; of a function the network with the calibrator in
+    it. Axes are None for the rows alone.
+    """
+    if Path(source).is_dir():
+        if head is not None:
+            raise InputError(
+                "--head names a layer of a network, and a pack has only one: leave it out"
+            )
+        pack = Pack.open(source)
+        calibrator = load_for(path, pack)
+        batches = pack.split(split or pack.splits[-1])
+        entered = (b.logits if pack.head is None else b.features for b in batches)
+        return calibrator.wrap(pack.head), _joined(entered, rows), None
     if ":" not in source:
         raise InputError(
             f"{source} is neither a folder nor package.module:function: give a pack or the "
             "function that returns the model and its loaders"
         )
     calibrator = io.load(path)
-    found = load_target(source)
-    name = split or list(found.loaders)[-1]
-    if name not in found.loaders:
-        known = ", ".join(found.loaders)
-        raise InputError(f"{source} has no loader {name!r}: choose one of {known}")
-    inputs = _joined(_inputs_of(found, name), rows)
+    network, loaders, options = load_target(source)
+    name = split or list(loaders)[-1]
+    if name not in loaders:
+        raise InputError(f"{source} has no loader {name!r}: choose one of {', '.join(loaders)}")
+    given = (inputs for inputs, _ in unpacked(network, loaders[name], options.get("unpack")))
+    inputs = _joined((placed(batch, network) for batch in given), rows)
     if inputs is None:
         raise InputError(f"the loader {name!r} of {source} is empty: give it rows to compare on")
-    told = head or found.options.get("head")
-    place = find_head(found.model, told, inputs=_first(inputs, EXAMPLE_ROWS))
+    told = head or options.get("head")
+    place = find_head(network, told, inputs=_first(inputs, EXAMPLE_ROWS))
     # Where a pack keeps an inner layer, a calibrator of logits alone acts behind the last one.
-    layer = found.options.get("layer") if calibrator.needs_features else None
-    model = attach(found.model, calibrator, head=place, layer=layer)
-    return Exported(model, inputs, found.dynamic)
-
-
-def _inputs_of(found: Target, name: str) -> Iterator[Any]:
-    for batch in checked_iter(found.loaders[name]):
-        inputs, _ = unpacked(found.model, batch, found.options.get("unpack"))
-        yield placed(inputs, found.model)
+    layer = options.get("layer") if calibrator.needs_features else None
+    return attach(network, calibrator, head=place, layer=layer), inputs, options.get(DYNAMIC)
 
 
 def _joined(batches: Iterable[Any], most: int) -> Any:  # noqa: ANN401

@@ -1,30 +1,286 @@
 """What a calibrator sees: batches of (features, logits, labels), streamed as often as it asks.
 
 Data is any re-iterable of `Batch`: a list, a split of a feature pack, a rank's shard. There is no
-data set class.
+data set class. A row passes through two views at most: `Chunked` cuts and joins batches and puts
+them on the head's device, `Through` says what the logits are.
+
+A sigmoid model is met as two classes: its one logit z is the pair (0, z) of a softmax, and
+softmax(0, z) = (1 - sigmoid(z), sigmoid(z)). Every method, metric and picture for k classes so
+serves a model with a single output, whose class 1 is the positive one. The shape alone tells such a
+model: one value per row, (n,) or (n, 1).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from featcal.core.checks import InputError
+from featcal.core.checks import InputError, check_probs
 
-# --- A sigmoid model met as two classes: its one logit z is the pair (0, z) of a softmax.
-#
-# softmax(0, z) = (1 - sigmoid(z), sigmoid(z)), so that every method, metric and picture for k
-# classes
-# serves a model with a single output, whose class 1 is the positive one. The shape alone tells such
-# a model: one value a row, (n,) or (n, 1).
+if TYPE_CHECKING:
+    from featcal.core.fit import Facts
+
+Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
+
+CHUNK_ROWS = 8192  # large enough that threads pay, small enough that one chunk fits a cache budget
+CHUNK_VALUES = 2**26  # features of a chunk at most: 256 MiB in float32
+SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
+KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed
+PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Outputs of a trained classifier on n labelled samples.
+
+    Attributes:
+        logits: (n, k), or None when the head is to compute them from the features. One logit per
+            row, (n,) or (n, 1), is that of a sigmoid and is kept as the two logits (0, z).
+        labels: (n,) integers, 0 to k - 1; beside single logits also (n, 1), bool or float 0 and 1.
+        features: (n, d), the input of the head, or None when only logits are known.
+    """
+
+    logits: Tensor | None
+    labels: Tensor
+    features: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given: dict[str, object] = {"logits": self.logits, "features": self.features}
+        for name, values in given.items():
+            if values is not None and not isinstance(values, Tensor):
+                kind = type(values).__name__
+                raise InputError(f"{name} are a {kind}: pass a tensor, torch.as_tensor({name})")
+        try:
+            labels = torch.as_tensor(self.labels)
+        except (TypeError, ValueError, RuntimeError) as error:
+            kind = type(self.labels).__name__
+            raise InputError(f"labels are a {kind} that is no tensor of class numbers") from error
+        parts = {"logits": self.logits, "labels": labels, "features": self.features}
+        for name, part in parts.items():
+            if part is not None and part.ndim == 0:
+                raise InputError(f"{name} are one number: give one row per sample, {name}[None]")
+        if self.logits is not None and is_single(self.logits):
+            object.__setattr__(self, "logits", two_classes(self.logits))
+            labels = zero_or_one(labels)
+        object.__setattr__(self, "labels", labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @classmethod
+    def from_probs(cls, probs: Tensor, labels: Tensor) -> Batch:
+        """A batch of a model that gives probabilities (n, k): their logarithms are its logits.
+
+        Of a binary model the probability of class 1 alone will do, (n,) or (n, 1).
+
+        >>> Batch.from_probs(torch.tensor([[0.25, 0.75]]), torch.tensor([1])).logits.exp()
+        tensor([[0.2500, 0.7500]])
+        """
+        if not isinstance(probs, Tensor) or probs.ndim not in (1, 2):
+            found = tuple(probs.shape) if isinstance(probs, Tensor) else type(probs).__name__
+            raise InputError(f"probs are {found}: pass a tensor of shape (n, k), or (n,)")
+        check_probs(probs, slack=PROBS_SLACK, remedy="logits go into Batch(logits, labels)")
+        if is_single(probs):
+            labels = zero_or_one(cls(None, labels).labels)
+        probs = two_probs(probs)
+        # The smallest normal number stands for 0, so that a certain model stays finite.
+        return cls(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
+
+    def to(self, device: torch.device | None) -> Batch:
+        """The same batch on another device; None for the one it is on."""
+        logits = None if self.logits is None else trainable(self.logits, device)
+        features = None if self.features is None else trainable(self.features, device)
+        return unchecked(logits, trainable(self.labels, device), features)
+
+    def rows(self, index: slice | Tensor) -> Batch:
+        """The chosen rows."""
+        logits = None if self.logits is None else self.logits[index]
+        features = None if self.features is None else self.features[index]
+        return unchecked(logits, self.labels[index], features)
+
+
+Data = Iterable[Batch]
+
+
+def unchecked(logits: Tensor | None, labels: Tensor, features: Tensor | None = None) -> Batch:
+    """A batch of tensors that come from checked ones, and are not looked at again."""
+    batch = object.__new__(Batch)
+    object.__setattr__(batch, "logits", logits)
+    object.__setattr__(batch, "labels", labels)
+    object.__setattr__(batch, "features", features)
+    return batch
+
+
+def joined(batches: list[Batch]) -> Batch:
+    """The rows of batches that have the same parts, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    logits = [batch.logits for batch in batches if batch.logits is not None]
+    features = [batch.features for batch in batches if batch.features is not None]
+    return unchecked(
+        torch.cat(logits) if logits else None,
+        torch.cat([batch.labels for batch in batches]),
+        torch.cat(features) if features else None,
+    )
+
+
+def as_data(data: Batch | Data, head: Head | None = None) -> Data:
+    """Data as a re-iterable of chunks on the head's device; one Batch stands for a list of one.
+
+    Raises:
+        InputError: for a generator, which can be read only once, and for anything but batches.
+    """
+    device = device_of(head)
+    if isinstance(data, Chunked) and data.device == device:
+        return data
+    if isinstance(data, Batch):
+        return Chunked([data], device)
+    if not isinstance(data, Iterable):
+        raise InputError(f"data is {type(data).__name__}: pass a Batch or a list of Batches")
+    if iter(data) is data:
+        raise InputError(
+            f"data is a {type(data).__name__}, which can be read only once, and a fit reads it "
+            "several times: pass list(data)"
+        )
+    return Chunked(data, device)
+
+
+@dataclass(eq=False)
+class Chunked:
+    """A view of data in chunks of `rows`: long batches cut, short ones put together.
+
+    A loader's batches of 128 rows would cost more in calls than in arithmetic. Each chunk comes on
+    the device of the head, when that is known, its features in float32 or wider. What a survey of
+    the data found is kept with the head it was made for, so that a second fit needs none.
+    """
+
+    data: Data
+    device: torch.device | None = None
+    rows: int = CHUNK_ROWS
+    surveyed: tuple[Head | None, Facts] | None = field(default=None, init=False)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._whole():
+            size = self._size(batch)
+            for start in range(0, max(len(batch), 1), size):
+                part = batch if len(batch) <= size else batch.rows(slice(start, start + size))
+                part = part.to(self.device)
+                narrow = part.labels.dtype in SMALL_INTEGERS
+                labels = part.labels.long() if narrow else part.labels
+                features = None if part.features is None else wide(part.features)
+                yield unchecked(part.logits, labels, features)
+
+    def _whole(self) -> Iterator[Batch]:
+        """The batches as given, neighbours of one kind joined while they fit a chunk."""
+        waiting: list[Batch] = []
+        held, before = 0, None
+        for batch in self.data:
+            if not isinstance(batch, Batch):
+                raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
+            parts = (batch.features, batch.logits, batch.labels)
+            kind = [None if p is None else (p.dtype, p.device, p.shape[1:]) for p in parts]
+            if waiting and (held + len(batch) > self._size(batch) or kind != before):
+                yield joined(waiting)
+                waiting, held = [], 0
+            waiting.append(batch)
+            held, before = held + len(batch), kind
+        if waiting:
+            yield joined(waiting)
+
+    def _size(self, batch: Batch) -> int:
+        """Rows per chunk: fewer where a row is wide, such as the output of an inner layer."""
+        width = 0 if batch.features is None else batch.features[:1].numel()
+        return max(1, min(self.rows, CHUNK_VALUES // max(width, 1)))
+
+
+@dataclass(eq=False)
+class Through:
+    """A re-iterable view of data in which `logits_of` says what the logits are.
+
+    The logits are kept in memory while they fit a byte budget and are recomputed on each pass
+    otherwise, so that logit methods never pay for the head twice on data of ordinary size.
+    """
+
+    data: Data
+    logits_of: Callable[[Batch], Tensor]
+    features: bool = field(default=True, kw_only=True)
+    keep: int = field(default=KEEP_BYTES, kw_only=True)
+    _kept: list[Batch] | None = field(default=None, init=False)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the logits lie in memory, so that another pass is free of head products."""
+        return self._kept is not None
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._kept is None:
+            yield from self._compute()
+        elif self.features:
+            for kept, batch in zip(self._kept, self.data, strict=True):
+                yield unchecked(kept.logits, kept.labels, batch.features)
+        else:
+            yield from self._kept
+
+    @torch.no_grad()
+    def _compute(self) -> Iterator[Batch]:
+        kept: list[Batch] = []
+        spent = 0
+        for batch in self.data:
+            logits = wide(self.logits_of(batch))
+            spent += logits.nbytes
+            if spent <= self.keep:
+                kept.append(unchecked(logits, batch.labels))
+            else:
+                kept.clear()
+            yield unchecked(logits, batch.labels, batch.features if self.features else None)
+        if spent <= self.keep:
+            self._kept = kept
+
+
+def stored_logits(batch: Batch) -> Tensor:
+    """The logits of a batch that is known to have them, such as one from a `Through`."""
+    assert batch.logits is not None
+    return batch.logits
+
+
+def features_of(batch: Batch) -> Tensor:
+    """The features of a batch that is known to have them."""
+    assert batch.features is not None
+    return batch.features
+
+
+def raw_logits(batch: Batch, head: Head | None) -> Tensor:
+    """The classifier's own logits: the stored ones, or the head's where none are stored in full."""
+    stored = batch.logits
+    exact = stored is not None and stored.dtype.itemsize >= 4
+    if batch.features is not None and head is not None and not exact:
+        return head(batch.features)
+    return stored_logits(batch)  # survey() has refused data with neither
+
+
+def trainable(values: Tensor, device: torch.device | None = None) -> Tensor:
+    """The same values on a device, and of use in training where inference mode made them."""
+    moved = values if device is None else values.to(device)
+    return moved.clone() if moved.is_inference() else moved
+
+
+def wide(values: Tensor) -> Tensor:
+    """The same values in float32 or wider: sums over classes need the digits."""
+    return values.float() if values.dtype.itemsize < 4 else values
+
+
+def device_of(head: Head | None) -> torch.device | None:
+    """The device of a head's weights; None when it has none to go by."""
+    weights = head.parameters() if isinstance(head, nn.Module) else iter(())
+    return next((weight.device for weight in weights), None)
 
 
 def is_single(values: Tensor) -> bool:
-    """Whether there is one value a row, as (n,) or (n, 1)."""
+    """Whether there is one value per row, as (n,) or (n, 1)."""
     return values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
 
 
@@ -52,8 +308,7 @@ def two_probs(probs: Tensor) -> Tensor:
     """
     if not is_single(probs):
         return probs
-    column = probs.reshape(-1, 1)
-    column = column.float() if column.dtype.itemsize < 4 else column
+    column = wide(probs.reshape(-1, 1))
     return torch.cat([1 - column, column], 1)
 
 
@@ -65,270 +320,5 @@ def zero_or_one(labels: Tensor) -> Tensor:
     if not is_single(labels):
         return labels
     flat = labels.reshape(-1)
-    if flat.dtype == torch.bool or (flat.is_floating_point() and _binary(flat)):
-        return flat.long()
-    return flat
-
-
-def _binary(labels: Tensor) -> bool:
-    return bool(((labels == 0) | (labels == 1)).all())
-
-
-Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
-
-CHUNK_ROWS = 8192  # large enough that threads pay, small enough that one chunk fits a cache budget
-CHUNK_VALUES = 2**26  # features of a chunk at most: 256 MiB in float32
-SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
-KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Outputs of a trained classifier on n labelled samples.
-
-    Attributes:
-        logits: (n, k), or None when the head is to compute them from the features. One logit a row,
-            (n,) or (n, 1), is that of a sigmoid and is kept as the two logits (0, z).
-        labels: (n,) integers, 0 to k - 1; beside single logits also (n, 1), bool or float 0 and 1.
-        features: (n, d), the input of the head, or None when only logits are known.
-    """
-
-    logits: Tensor | None
-    labels: Tensor
-    features: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        _check_tensor("logits", self.logits)
-        _check_tensor("features", self.features)
-        labels = _as_labels(self.labels)
-        if self.logits is not None and is_single(self.logits):
-            object.__setattr__(self, "logits", two_classes(self.logits))
-            labels = zero_or_one(labels)
-        object.__setattr__(self, "labels", labels)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    @classmethod
-    def from_probs(cls, probs: Tensor, labels: Tensor) -> Batch:
-        """A batch of a model that gives probabilities (n, k): their logarithms are its logits.
-
-        Of a binary model the probability of class 1 alone will do, (n,) or (n, 1).
-
-        >>> Batch.from_probs(torch.tensor([[0.25, 0.75]]), torch.tensor([1])).logits.exp()
-        tensor([[0.2500, 0.7500]])
-        """
-        if not isinstance(probs, Tensor) or probs.ndim not in (1, 2):
-            found = tuple(probs.shape) if isinstance(probs, Tensor) else type(probs).__name__
-            raise InputError(f"probs are {found}: pass a tensor of shape (n, k), or (n,)")
-        if is_single(probs):
-            _check_unit(probs)
-            probs, labels = two_probs(probs), zero_or_one(_as_labels(labels))
-        near = probs.is_floating_point() and bool(((wide(probs).sum(1) - 1).abs() <= 1e-2).all())
-        if not near or bool((probs < 0).any()):
-            raise InputError("probs must be floating point, in 0..1, and sum to 1 in every row")
-        # The smallest normal number stands for 0, so that a certain model stays finite.
-        return cls(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), labels)
-
-    def to(self, device: torch.device | None) -> Batch:
-        """The same batch on another device; None for the one it is on."""
-        logits = None if self.logits is None else trainable(self.logits, device)
-        features = None if self.features is None else trainable(self.features, device)
-        return Batch(logits, trainable(self.labels, device), features)
-
-    def rows(self, index: slice | Tensor) -> Batch:
-        """The chosen rows."""
-        logits = None if self.logits is None else self.logits[index]
-        features = None if self.features is None else self.features[index]
-        return Batch(logits, self.labels[index], features)
-
-
-Data = Iterable[Batch]
-
-
-def _check_tensor(name: str, values: object) -> None:
-    if values is not None and not isinstance(values, Tensor):
-        kind = type(values).__name__
-        raise InputError(f"{name} are a {kind}: pass a tensor, such as torch.as_tensor({name})")
-
-
-def _as_labels(labels: Any) -> Tensor:  # noqa: ANN401 - lists are common
-    try:
-        found = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(labels).__name__
-        raise InputError(f"labels are a {kind} that is no tensor of class numbers") from error
-    if found.ndim == 0:
-        raise InputError(
-            "labels are one number: give one for each row, such as labels[None], beside logits "
-            "of shape (1, k)"
-        )
-    return found
-
-
-def _check_unit(probs: Tensor) -> None:
-    low, high = (float(end) for end in torch.aminmax(probs)) if len(probs) else (0.0, 1.0)
-    if not 0 <= low <= high <= 1:
-        raise InputError(
-            f"probs of class 1 lie between {low:.6g} and {high:.6g}: they must lie in 0..1; "
-            "logits go into Batch(logits, labels)"
-        )
-
-
-@dataclass(frozen=True)
-class Chunked:
-    """A view of data in chunks of `rows`: long batches cut, short ones put together.
-
-    A loader's batches of 128 rows would cost more in calls than in arithmetic. Each chunk comes on
-    the device of the head, when that is known, its features in float32 or wider.
-    """
-
-    data: Data
-    device: torch.device | None = None
-    rows: int = CHUNK_ROWS
-
-    def __iter__(self) -> Iterator[Batch]:
-        waiting: list[Batch] = []
-        held = 0
-        for batch in self.data:
-            if not isinstance(batch, Batch):
-                raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
-            full = held + len(batch) > self._rows_of(batch)
-            if waiting and (full or _kind(batch) != _kind(waiting[0])):
-                yield from self._chunks(waiting)
-                waiting, held = [], 0
-            waiting.append(batch)
-            held += len(batch)
-        yield from self._chunks(waiting)
-
-    def _rows_of(self, batch: Batch) -> int:
-        """Rows of a chunk: fewer where a row is wide, such as the output of an inner layer."""
-        width = 0 if batch.features is None else batch.features[:1].numel()
-        return max(1, min(self.rows, CHUNK_VALUES // max(width, 1)))
-
-    def _chunks(self, batches: list[Batch]) -> Iterator[Batch]:
-        if not batches:
-            return
-        batch = batches[0] if len(batches) == 1 else _joined(batches)
-        if batch.labels.dtype in SMALL_INTEGERS:
-            batch = replace(batch, labels=batch.labels.long())
-        size = self._rows_of(batch)
-        for start in range(0, max(len(batch), 1), size):
-            part = batch if len(batch) <= size else batch.rows(slice(start, start + size))
-            part = part.to(self.device)
-            yield part if part.features is None else replace(part, features=wide(part.features))
-
-
-def _kind(batch: Batch) -> list[object]:
-    """What batches must have in common to be put together."""
-    parts = (batch.features, batch.logits, batch.labels)
-    return [part if part is None else (part.dtype, part.device, part.shape[1:]) for part in parts]
-
-
-def _joined(batches: list[Batch]) -> Batch:
-    first = batches[0]
-    logits = None if first.logits is None else torch.cat([b.logits for b in batches])  # type: ignore[misc]
-    features = None if first.features is None else torch.cat([b.features for b in batches])  # type: ignore[misc]
-    return Batch(logits, torch.cat([b.labels for b in batches]), features)
-
-
-class Through:
-    """A re-iterable view of data in which `logits_of` says what the logits are.
-
-    The logits are kept in memory while they fit a byte budget and are recomputed on each pass
-    otherwise, so that logit methods never pay for the head twice on data of ordinary size.
-    """
-
-    def __init__(
-        self,
-        data: Data,
-        logits_of: Callable[[Batch], Tensor],
-        *,
-        features: bool = True,
-        keep: int = KEEP_BYTES,
-    ) -> None:
-        self.data = data
-        self.logits_of = logits_of
-        self.features = features
-        self._budget = keep
-        self._kept: list[Batch] | None = None
-
-    @property
-    def kept(self) -> bool:
-        """Whether the logits lie in memory, so that another pass is free of head products."""
-        return self._kept is not None
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self._kept is None:
-            yield from self._compute()
-        elif self.features:
-            for kept, batch in zip(self._kept, self.data, strict=True):
-                yield replace(kept, features=batch.features)
-        else:
-            yield from self._kept
-
-    @torch.no_grad()
-    def _compute(self) -> Iterator[Batch]:
-        kept: list[Batch] = []
-        spent = 0
-        for batch in self.data:
-            logits = wide(self.logits_of(batch))
-            spent += logits.nbytes
-            if spent <= self._budget:
-                kept.append(Batch(logits, batch.labels))
-            else:
-                kept.clear()
-            yield Batch(logits, batch.labels, batch.features if self.features else None)
-        if spent <= self._budget:
-            self._kept = kept
-
-
-def stored_logits(batch: Batch) -> Tensor:
-    """The logits of a batch that is known to have them, such as one from a `Through`."""
-    assert batch.logits is not None
-    return batch.logits
-
-
-def raw_logits(batch: Batch, head: Head | None) -> Tensor:
-    """The classifier's own logits: the stored ones, or the head's where none are stored in full."""
-    stored = batch.logits
-    exact = stored is not None and stored.dtype.itemsize >= 4
-    if batch.features is not None and head is not None and not exact:
-        return head(batch.features)
-    assert stored is not None  # survey() has refused data with neither
-    return stored
-
-
-def trainable(values: Tensor, device: torch.device | None = None) -> Tensor:
-    """The same values on a device, and of use in training where inference mode made them."""
-    moved = values if device is None else values.to(device)
-    return moved.clone() if moved.is_inference() else moved
-
-
-def wide(values: Tensor) -> Tensor:
-    """The same values in float32 or wider: sums over classes need the digits."""
-    return values.float() if values.dtype.itemsize < 4 else values
-
-
-def as_data(data: Batch | Data, head: Head | None = None) -> Data:
-    """Data as a re-iterable of chunks on the head's device; one Batch stands for a list of one.
-
-    Raises:
-        InputError: for a generator, which can be read only once, and for anything but batches.
-    """
-    if isinstance(data, Batch):
-        return Chunked([data], device_of(head))
-    if not isinstance(data, Iterable):
-        raise InputError(f"data is {type(data).__name__}: pass a Batch or a list of Batches")
-    if iter(data) is data:
-        raise InputError(
-            f"data is a {type(data).__name__}, which can be read only once, and a fit reads it "
-            "several times: pass list(data)"
-        )
-    return Chunked(data, device_of(head))
-
-
-def device_of(head: Head | None) -> torch.device | None:
-    """The device of a head's weights; None when it has none to go by."""
-    weights = head.parameters() if isinstance(head, nn.Module) else iter(())
-    return next((weight.device for weight in weights), None)
+    binary = flat.is_floating_point() and bool(((flat == 0) | (flat == 1)).all())
+    return flat.long() if binary or flat.dtype == torch.bool else flat

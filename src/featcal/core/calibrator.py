@@ -16,8 +16,17 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Batch, Data, Head, Through, as_data, raw_logits, trainable
-from featcal.core.checks import CalibrationWarning, InputError
+from featcal.core.batch import (
+    Batch,
+    Data,
+    Head,
+    Through,
+    as_data,
+    raw_logits,
+    stored_logits,
+    trainable,
+)
+from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.fit import (
     MODES,
     Counted,
@@ -26,10 +35,8 @@ from featcal.core.fit import (
     Problem,
     Stepped,
     StepReport,
-    check_finite,
     evaluating,
     exact,
-    recording,
     run_steps,
     survey,
 )
@@ -38,6 +45,7 @@ from featcal.core.progress import FEW_LARGE, calm
 from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}
+VIEWS = ("unclipped", "clipped")  # of features, see `seen_features`
 
 
 class Calibrator(nn.Module, ABC):
@@ -49,8 +57,10 @@ class Calibrator(nn.Module, ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str] = ""  # what the literature calls it; its name where a class does not say
+    symbols: ClassVar[Mapping[str, str]] = {}  # fitted values as tables call them: threshold, c
     needs_features: bool = True
-    needs_train: bool = False
+    needs_train: bool = False  # rows the classifier was trained on
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
     jumps: bool = False  # whether a row at an edge of the map may change by a whole step
@@ -62,9 +72,13 @@ class Calibrator(nn.Module, ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "name" in cls.__dict__ and METHODS.setdefault(cls.name, cls) is not cls:
+        if "name" not in cls.__dict__:
+            return
+        if METHODS.setdefault(cls.name, cls) is not cls:
             taken = METHODS[cls.name].__qualname__
             raise TypeError(f"calibrator name {cls.name!r} is taken by {taken}")
+        if "title" not in cls.__dict__:
+            cls.title = cls.name
 
     @abstractmethod
     def forward(self, features: Tensor, head: Head) -> Tensor:
@@ -75,7 +89,7 @@ class Calibrator(nn.Module, ABC):
         """Chooses the fitted values and assigns them; `fit` has checked the data already."""
 
     @final
-    @recording()
+    @torch.inference_mode(mode=False)  # what is made there can never take part in training
     @torch.no_grad()
     def fit(
         self,
@@ -115,8 +129,13 @@ class Calibrator(nn.Module, ABC):
             seen = None if train is None else as_data(train, head)
             with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
-                if not math.isfinite(before):
-                    check_finite(raw)  # names the rows, on the rank that holds them
+                if not math.isfinite(before):  # finite features of a huge size
+                    row = 0
+                    for batch in raw:
+                        logits = stored_logits(batch)
+                        remedy = "remove or rescale them first"
+                        check_finite("the head's logits", logits, first_row=row, remedy=remedy)
+                        row += len(batch)
                     raise InputError(f"the network's own {loss.name} is {before}: check its logits")
                 problem = Problem(data, raw, counted, loss, facts, train=seen, before=before)
                 steps = tuple(run_steps(self.steps_in_order(), problem, mode))
@@ -133,8 +152,8 @@ class Calibrator(nn.Module, ABC):
             features=facts.width,
         )
         for part in self.steps_in_order():
-            if part is not self:
-                part.report = None  # what it was fitted to before, alone, no longer holds
+            if part is not self:  # what it was fitted to before, alone, no longer holds
+                part.report = None
         for step in steps:
             if step.warning:
                 warnings.warn(step.warning, CalibrationWarning, stacklevel=4)
@@ -153,11 +172,17 @@ class Calibrator(nn.Module, ABC):
         return self
 
     def stand_in(self) -> Calibrator:
-        """What joint fitting refits for every value of an earlier step: this, or a cheaper kin."""
+        """What joint fitting refits per value of an earlier step: this, or a cheaper method."""
         return copy.deepcopy(self) if self.quick is None else METHODS[self.quick]()
 
     def check(self) -> None:
         """Refuses fitted values no fit can give, as a damaged or foreign file may hold them."""
+        if not self.sound():
+            raise InputError(f"{self}: no fit gives such values: the file is damaged")
+
+    def sound(self) -> bool:
+        """Whether the fitted values are such as a fit can give."""
+        return True
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps this calibrator consists of: itself, unless it is a pipeline."""
@@ -189,7 +214,10 @@ class Calibrator(nn.Module, ABC):
 
     def __str__(self) -> str:
         """The recipe and what was learned."""
-        values = (f"{key.rpartition('.')[2]}={_short(v)}" for key, v in self.named_buffers())
+        values = []
+        for key, value in self.named_buffers():
+            few = f"{float(value):.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
+            values.append(f"{key.rpartition('.')[2]}={few}")
         return "   ".join([repr(self), " ".join(values)])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -214,10 +242,6 @@ class Calibrator(nn.Module, ABC):
             if stored is not None and buffer is not None:
                 self._buffers[key] = buffer.new_empty(stored.shape)
         super()._load_from_state_dict(state_dict, prefix, *args)
-
-
-def _short(values: Tensor) -> str:
-    return f"{float(values):.4g}" if values.numel() == 1 else f"tensor{tuple(values.shape)}"
 
 
 class FeatureMap(Calibrator):
@@ -246,13 +270,13 @@ class LogitMap(Calibrator):
         return self.map_logits(head_logits(features, head))
 
 
-def seen_features(features: Tensor, head: Head) -> Tensor:
-    """The features as the network's own layer gets them: clipped, where a clip stands between."""
-    if not isinstance(head, Stepped):
-        return features
-    step = head.step
-    mapped = step.map_features(features) if isinstance(step, FeatureMap) else features
-    return seen_features(mapped, head.head)
+def seen_features(view: str, features: Tensor, head: Head | None) -> Tensor:
+    """The features as they are, or "clipped": as the network's own layer gets them after a clip."""
+    while view == "clipped" and isinstance(head, Stepped):
+        if isinstance(head.step, FeatureMap):
+            features = head.step.map_features(features)
+        head = head.head
+    return features
 
 
 @final

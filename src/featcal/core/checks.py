@@ -1,14 +1,36 @@
-"""The two ways featcal speaks up: an error for input it refuses, a warning for a fit it doubts."""
+"""How values are checked, once, where they come in, and how a refusal is worded.
+
+For every place that takes values from a user or a file:
+
+    check_probs(probs, *, slack=None, place=..., remedy=...)      rows in 0..1 that sum to 1
+    checked_labels(labels, classes, *, rows=None, first_row=0)    one class number per row, int64
+    check_finite(name, values, *, first_row=0, remedy="remove")   no NaN, no infinity
+    check_batch(batch, *, classes, first_row=0)                   all of this for a Batch
+    check_same(logits, stored)                                    stored logits are the head's own
+
+Each raises `InputError` for anything else. `first_row` is the number of the first row among all of
+them; `slack` is how far from 1 a row may sum, `sum_tolerance` of its precision by default.
+"""
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
-ARGUMENT = re.compile(r"<([\w=]+)>")
+if TYPE_CHECKING:
+    from featcal.core.batch import Batch
+
+Kind = Literal["logits", "probs"]
+
+ARGUMENT = re.compile(r"<([\w=.]+)>")
+ROUNDING = 1e-6  # how far below 0 or above 1 one may lie: exp(z - logsumexp(z)) may end there
+ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
+SHOWN_ROWS = 5
 
 
 class InputError(ValueError):
@@ -39,9 +61,6 @@ class ArgumentError(InputError):
 
 class CalibrationWarning(UserWarning):
     """A fit that ended somewhere a person should look at."""
-
-
-# --- Hyperparameters checked in one way: the method, the argument, the value and the remedy.
 
 
 def check_flags(method: str, **given: object) -> None:
@@ -82,14 +101,23 @@ def check_whole(method: str, least: int, **given: object) -> None:
             raise InputError(f"{method}: {key} is {value!r}: give a whole number from {least} up")
 
 
-# --- Scores as callers hold them: what they are called, and how far probabilities may be off.
+def whole_number(value: object) -> int:
+    """The integer that a value is; -1, which every caller refuses, for what is none."""
+    try:
+        return -1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return -1
 
-Kind = Literal["logits", "probs"]
 
-ROUNDING = 1e-6  # how far below 0 or above 1 one may lie: exp(z - logsumexp(z)) may end there
-ROW_SUM = 1e-3
-ROW_SUM_16_BIT = 1e-2
-SHOWN_ROWS = 5
+def rows_text(rows: Tensor, first_row: int = 0) -> str:
+    """Row numbers as a message shows them.
+
+    >>> rows_text(torch.arange(7), 10)
+    'rows 10, 11, 12, 13, 14 and 2 more'
+    """
+    shown = ", ".join(str(first_row + row) for row in rows[:SHOWN_ROWS].tolist())
+    more = len(rows) - SHOWN_ROWS
+    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def sum_tolerance(values: Tensor) -> float:
@@ -97,13 +125,119 @@ def sum_tolerance(values: Tensor) -> float:
     return ROW_SUM if values.dtype.itemsize >= 4 else ROW_SUM_16_BIT
 
 
-def rows_text(rows: Tensor, first_row: int = 0) -> str:
-    """Row numbers as a message shows them.
+def check_probs(
+    probs: Tensor,
+    *,
+    slack: float | None = None,
+    place: Callable[[int], str] = lambda row: f"probs[{row}]",
+    remedy: str = "divide percentages by 100, and pass logits as logits",
+) -> None:
+    """Refuses the first row that is no distribution.
 
-    >>> import torch
-    >>> rows_text(torch.arange(7), 10)
-    'rows 10, 11, 12, 13, 14 and 2 more'
+    Args:
+        probs: (n, k), or the probability of class 1 alone as (n,) or (n, 1).
+        slack: how far from 1 a row may sum; `sum_tolerance` by default.
+        place: what to call a row.
+        remedy: what to do instead.
+
+    >>> check_probs(torch.tensor([[0.5, 0.5], [2.0, -3.0]]))
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: probs[1] holds -3 to 2 with the sum -1: probabilities lie in \
+0..1 and sum to 1; divide percentages by 100, and pass logits as logits
     """
-    shown = ", ".join(str(first_row + row) for row in rows[:SHOWN_ROWS].tolist())
-    more = len(rows) - SHOWN_ROWS
-    return f"row{'s' * (len(rows) > 1)} {shown}" + (f" and {more} more" if more > 0 else "")
+    if not probs.is_floating_point():
+        raise InputError(f"probs have type {probs.dtype}: pass floating point values")
+    if not len(probs):
+        return
+    slack = sum_tolerance(probs) if slack is None else slack
+    values = (probs.float() if probs.dtype.itemsize < 4 else probs).reshape(len(probs), -1)
+    single = values.shape[1] == 1
+    sums = values.sum(1)
+    near = torch.ones_like(sums, dtype=torch.bool) if single else (sums - 1).abs() <= slack
+    low, high = torch.aminmax(values)
+    if bool(low >= -ROUNDING) and bool(high <= 1 + ROUNDING) and bool(near.all()):
+        return  # comparisons with NaN are false
+    fits = near & ((values >= -ROUNDING) & (values <= 1 + ROUNDING)).all(1)
+    row = int((~fits).nonzero()[0])
+    numbers = f"{float(values[row].min()):.6g}"
+    if not single:
+        numbers += f" to {float(values[row].max()):.6g} with the sum {float(sums[row]):.6g}"
+    rule = "lie in 0..1" if single else "lie in 0..1 and sum to 1"
+    raise InputError(f"{place(row)} holds {numbers}: probabilities {rule}; {remedy}")
+
+
+def checked_labels(
+    labels: Tensor, classes: int, *, rows: int | None = None, first_row: int = 0
+) -> Tensor:
+    """One integer per row, 0 to classes - 1, as many as there are rows: (n,) int64."""
+    kinds = labels.is_floating_point(), labels.is_complex(), labels.dtype == torch.bool
+    if labels.ndim != 1 or any(kinds):
+        raise InputError(
+            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}: they must be one "
+            "integer per row; take labels.argmax(1) if they are one-hot, labels[:, 0] of a single "
+            "column, labels.long() of whole numbers"
+        )
+    if rows is not None and len(labels) != rows:
+        raise InputError(f"there are {len(labels)} labels for {rows} rows: give one per row")
+    labels = labels.long()
+    wrong = ((labels < 0) | (labels >= classes)).nonzero().flatten()
+    if len(wrong):
+        raise InputError(
+            f"labels are outside 0..{classes - 1} in {rows_text(wrong, first_row)}: "
+            "correct them first"
+        )
+    return labels
+
+
+def check_finite(
+    name: str, values: Tensor, *, first_row: int = 0, remedy: str = "remove them first"
+) -> None:
+    """Refuses rows that are not finite; `name` is a plural, such as "features"."""
+    # A finite sum proves finite terms, and costs one read instead of three. One that is not may be
+    # an overflow of the sum itself: the terms decide.
+    if not bool(torch.isfinite(values.sum())):
+        bad = (~torch.isfinite(values).flatten(1).all(1)).nonzero().flatten()
+        if len(bad):
+            rows = rows_text(bad, first_row)
+            raise InputError(f"{name} are NaN or infinite in {rows}: {remedy}")
+
+
+def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
+    """Refuses shapes, labels and values no fit can use; rows are counted from `first_row`."""
+    if batch.features is None and batch.logits is None:
+        raise InputError("the batch has neither logits nor features: give one of them")
+    for name, values in (("features", batch.features), ("logits", batch.logits)):
+        if values is not None:
+            if values.ndim != 2 or len(values) != len(batch) or not values.is_floating_point():
+                raise InputError(
+                    f"{name} have shape {tuple(values.shape)} and type {values.dtype}: they must "
+                    f"be floating point, ({len(batch)}, ...), one row per label"
+                )
+            check_finite(name, values, first_row=first_row)
+    checked_labels(batch.labels, classes, first_row=first_row)
+
+
+def check_same(logits: Tensor, stored: Tensor) -> None:
+    """Refuses stored logits that are not those the head gives."""
+    if logits.shape != stored.shape:
+        raise InputError(
+            f"head gives {logits.shape[1]} classes and the stored logits have {stored.shape[-1]}: "
+            "this is not the head that made them"
+        )
+    share = 0.05 if min(logits.dtype.itemsize, stored.dtype.itemsize) < 4 else 1e-3
+    logits, stored = logits.double(), stored.double()
+    gaps = (logits - stored).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
+    gaps = gaps.where(stored.isfinite(), 0)  # check_batch names the rows of those that are not
+    # A gap is compared with the logit itself and the row's largest. Not with the largest of all:
+    # a class masked by -1e9 would excuse the others. A row whose largest logit is near 0 by chance
+    # has the rounding of rows like the others.
+    tops = stored.amax(1, keepdim=True).abs()
+    usual = tops.median() if len(tops) else tops.sum()
+    sizes = torch.maximum(torch.maximum(stored.abs(), tops), usual)
+    far = gaps > share * torch.where(sizes.isfinite(), sizes, 1).clamp(min=1)
+    if bool(far.any()):
+        raise InputError(
+            f"head(features) differs from the stored logits by {float(gaps[far].max()):.3g}: this "
+            "is not the head that made them, or something stands between features and head (a "
+            "missing ReLU, active dropout)"
+        )

@@ -20,29 +20,14 @@ def rank() -> int:
     return torch_dist.get_rank() if active() else 0
 
 
-def _shared(values: Tensor) -> Tensor:
-    """A copy where the processes can reach it: NCCL knows no main memory."""
-    if torch_dist.get_backend() == "nccl":
-        return values.cuda().clone()
-    return values.cpu().clone()
-
-
 def total(values: Tensor) -> Tensor:
     """The sum over all processes; the argument itself when there is one."""
-    if not active():
-        return values
-    shared = _shared(values)
-    torch_dist.all_reduce(shared)
-    return shared.to(values.device)
+    return _reduced(values, "SUM")
 
 
 def largest(values: Tensor) -> Tensor:
     """The elementwise maximum over all processes."""
-    if not active():
-        return values
-    shared = _shared(values)
-    torch_dist.all_reduce(shared, op=torch_dist.ReduceOp.MAX)
-    return shared.to(values.device)
+    return _reduced(values, "MAX")
 
 
 def gather(values: Tensor) -> Tensor:
@@ -59,3 +44,18 @@ def gather(values: Tensor) -> Tensor:
     torch_dist.all_gather(parts, padded)
     rows = [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(rows).to(values.device)
+
+
+def _reduced(values: Tensor, operation: str) -> Tensor:
+    if not active():
+        return values
+    shared = _shared(values)
+    torch_dist.all_reduce(shared, op=getattr(torch_dist.ReduceOp, operation))
+    return shared.to(values.device)
+
+
+def _shared(values: Tensor) -> Tensor:
+    """A copy where the processes can reach it: NCCL knows no main memory."""
+    if torch_dist.get_backend() == "nccl":
+        return values.cuda().clone()
+    return values.cpu().clone()

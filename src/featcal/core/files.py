@@ -34,9 +34,28 @@ def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERW
     return path
 
 
-def _temporary_folder(path: Path) -> Path:
-    """A hidden folder beside the path, so that the last step is a rename on one file system."""
-    return Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.absolute().parent))
+@contextmanager
+def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; on success it is renamed to `path`, else removed."""
+    path = check_free(path, overwrite=overwrite)
+    with _temporary_folder(path) as folder:
+        temporary = folder / path.name
+        yield temporary
+        _flush(temporary)
+        temporary.chmod(0o666 & ~_umask())  # some writers leave 0600, which hides it from others
+        os.replace(temporary, path)
+
+
+@contextmanager
+def new_folder(path: Path | str) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`; on success it is renamed to `path`, else removed."""
+    path = check_free(path, remedy=REMOVE)
+    with _temporary_folder(path) as folder:
+        folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
+        yield folder
+        for file in filter(Path.is_file, folder.rglob("*")):
+            _flush(file)
+        os.rename(folder, path)
 
 
 def left_over_of(path: Path) -> str | None:
@@ -46,16 +65,11 @@ def left_over_of(path: Path) -> str | None:
 
 
 @contextmanager
-def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is renamed to `path`, else removed."""
-    path = check_free(path, overwrite=overwrite)
-    folder = _temporary_folder(path)
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """A hidden folder beside the path, so that the last step is a rename on one file system."""
+    folder = tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.absolute().parent)
     try:
-        temporary = folder / path.name
-        yield temporary
-        _flush(temporary)
-        temporary.chmod(0o666 & ~_umask())  # some writers leave 0600, which hides it from others
-        os.replace(temporary, path)
+        yield Path(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -76,21 +90,6 @@ def _umask() -> int:
 
 
 @contextmanager
-def new_folder(path: Path | str) -> Iterator[Path]:
-    """Yields a temporary folder beside `path`; on success it is renamed to `path`, else removed."""
-    path = check_free(path, remedy=REMOVE)
-    folder = _temporary_folder(path)
-    try:
-        folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
-        yield folder
-        for file in filter(Path.is_file, folder.rglob("*")):
-            _flush(file)
-        os.rename(folder, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """One process at a time in a folder; the lock of a process that is killed goes with it."""
     try:
@@ -99,7 +98,12 @@ def locked(folder: Path) -> Iterator[None]:
         yield
         return
     while True:
-        file = _opened_lock(folder)
+        try:
+            file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+        except PermissionError as error:
+            raise InputError(
+                f"{folder} cannot be written to: check its permissions or choose another name"
+            ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -107,30 +111,15 @@ def locked(folder: Path) -> Iterator[None]:
             raise InputError(
                 f"{folder} is being written by another process: wait for it or choose another name"
             ) from error
-        if _is_still(file, folder / LOCK):
-            break
+        # Whoever had the lock before may have removed the file, and a lock on a file that is gone
+        # keeps nobody out: the next comer makes a new one.
+        try:
+            if os.path.samestat(os.fstat(file), (folder / LOCK).stat()):
+                break
+        except FileNotFoundError:
+            pass
         os.close(file)
     try:
         yield
     finally:
         os.close(file)
-
-
-def _opened_lock(folder: Path) -> int:
-    try:
-        return os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    except PermissionError as error:
-        raise InputError(
-            f"{folder} cannot be written to: check its permissions or choose another name"
-        ) from error
-
-
-def _is_still(file: int, path: Path) -> bool:
-    """Whether an open file is the one at a path: whoever had the lock before may have removed it.
-
-    The lock on a file that is gone keeps nobody out, for the next comer makes a new one.
-    """
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False

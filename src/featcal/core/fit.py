@@ -1,4 +1,9 @@
-"""What a fit is given (a Problem) and what it says afterwards (a FitReport)."""
+"""A fit, in the order in which it runs: data, surveyed once; a step's problem; its report.
+
+`Calibrator.fit` surveys the data and hands a `Problem` to `run_steps`; every step learns by its own
+search and answers with a `StepReport`, most of them by way of `settle`; the steps' reports make the
+`FitReport`. At the end of the file: the state of torch and of the model in which all this runs.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,14 +22,17 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Head, Through, stored_logits
-from featcal.core.checks import InputError
+from featcal.core.batch import Batch, Chunked, Data, Head, Through, stored_logits
+from featcal.core.checks import InputError, check_batch, check_same
 from featcal.core.loss import Loss, measure
 
 if TYPE_CHECKING:
     from featcal.core.calibrator import Calibrator
 
-# --- A look at all data before a fit: refuse what cannot be used, by name, row and value.
+Mode = Literal["joint", "sequential"]
+MODES: tuple[Mode, ...] = ("joint", "sequential")
+
+HEAD_ROWS = 64  # of the first batch, on which a head is tried
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class Facts:
 
     rows: int
     classes: int
-    width: int  # features a row, 0 when there are only logits
+    width: int  # features per row, 0 when there are only logits
     device: torch.device
 
     @property
@@ -44,6 +52,8 @@ class Facts:
 
 def survey(data: Data, head: Head | None) -> Facts:
     """Reads all data once and refuses what cannot be fitted, by name, row and value."""
+    if isinstance(data, Chunked) and data.surveyed is not None and data.surveyed[0] is head:
+        return data.surveyed[1]
     refused: InputError | None = None
     local = Facts(0, 0, 0, torch.device("cpu"))
     try:
@@ -60,210 +70,56 @@ def survey(data: Data, head: Head | None) -> Facts:
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
     classes, width = dist.largest(torch.tensor([local.classes, local.width])).tolist()
-    return Facts(rows, classes, width, local.device)
+    facts = Facts(rows, classes, width, local.device)
+    if isinstance(data, Chunked):
+        data.surveyed = head, facts
+    return facts
 
 
 def _local_facts(data: Data, head: Head | None) -> Facts:
     """What this process's own rows tell."""
-    rows, classes, device = 0, 0, torch.device("cpu")
-    widths: dict[str, int | None] = {}
+    rows, classes, width, device = 0, 0, 0, torch.device("cpu")
+    first: list[int | None] = []
     for batch in data:
+        parts = (batch.features, batch.logits)
+        sizes = [None if part is None else part.shape[-1] for part in parts]
         if rows == 0 and len(batch):
-            classes, device, widths = _classes(batch, head), batch.labels.device, _widths(batch)
+            first, classes, device = sizes, _classes(batch, head), batch.labels.device
+            width = sizes[0] or 0
         check_batch(batch, classes=classes, first_row=rows)
-        if len(batch):
-            _check_alike(_widths(batch), widths, rows)
-        rows += len(batch)
-    return Facts(rows, classes, widths.get("features") or 0, device)
-
-
-def _widths(batch: Batch) -> dict[str, int | None]:
-    """Features and logits a row; None where there are none."""
-    parts = {"features": batch.features, "logits": batch.logits}
-    return {name: None if part is None else _columns(part) for name, part in parts.items()}
-
-
-def _columns(values: Tensor) -> int:
-    """Values a row; 0 for a single number, which `check_batch` is to refuse."""
-    return values.shape[-1] if values.ndim else 0
-
-
-def _check_alike(found: dict[str, int | None], first: dict[str, int | None], row: int) -> None:
-    """Every batch must hold what the first one holds, in the same width."""
-    for name, width in first.items():
-        if found[name] != width:
-            here, there = ("no" if w is None else w for w in (found[name], width))
+        if len(batch) and sizes != first:
+            here, there = ("{} features and {} logits".format(*one) for one in (sizes, first))
             raise InputError(
-                f"the batch from row {row} on has {here} {name} a row and the first batch has "
-                f"{there}: give every batch the same"
+                f"the batch from row {rows} on has {here} per row and the first batch has {there}: "
+                "give every batch the same"
             )
-
-
-def _classes(batch: Batch, head: Head | None) -> int:
-    """The number of classes, from the stored logits or from one row through the head."""
-    if batch.features is None and batch.logits is None:
-        raise InputError("the batch has neither logits nor features: give one of them")
-    if head is not None and batch.features is not None:
-        return _checked_head(batch.rows(slice(0, 64)), head)
-    if batch.logits is None:
-        raise InputError("the batch has features but no logits: pass the classifier head")
-    return _columns(batch.logits)
+        rows += len(batch)
+    return Facts(rows, classes, width, device)
 
 
 @torch.no_grad()
-def _checked_head(batch: Batch, head: Head) -> int:
-    """Runs a few rows through the head: does it fit, and are its logits the stored ones?"""
-    assert batch.features is not None
+def _classes(batch: Batch, head: Head | None) -> int:
+    """The number of classes; a head must take the features and give the stored logits."""
+    if head is None or batch.features is None:
+        if batch.logits is None and batch.features is not None:
+            raise InputError("the batch has features but no logits: pass the classifier head")
+        return 0 if batch.logits is None else batch.logits.shape[-1]  # with neither, checked later
+    features = batch.features[:HEAD_ROWS]
     try:
-        logits = head(batch.features)
+        logits = head(features)
     except RuntimeError as error:
         raise InputError(
-            f"head does not accept features of shape {tuple(batch.features.shape)} and type "
-            f"{batch.features.dtype}: {str(error).splitlines()[0]}"
+            f"head does not accept features of shape {tuple(features.shape)} and type "
+            f"{features.dtype}: {str(error).splitlines()[0]}"
         ) from error
-    if logits.ndim != 2 or len(logits) != len(batch):
+    if logits.ndim != 2 or len(logits) != len(features):
         raise InputError(
-            f"head returned shape {tuple(logits.shape)} for {len(batch)} rows: it must return "
+            f"head returned shape {tuple(logits.shape)} for {len(features)} rows: it must return "
             "(rows, classes)"
         )
     if batch.logits is not None:
-        check_same(logits, batch.logits)
+        check_same(logits, batch.logits[:HEAD_ROWS])
     return logits.shape[1]
-
-
-def check_same(logits: Tensor, stored: Tensor) -> None:
-    """Refuses stored logits that are not those the head gives."""
-    if logits.shape != stored.shape:
-        raise InputError(
-            f"head gives {logits.shape[1]} classes and the stored logits have {stored.shape[-1]}: "
-            "this is not the head that made them"
-        )
-    narrow = min(logits.dtype.itemsize, stored.dtype.itemsize) < 4
-    logits, stored = logits.double(), stored.double()
-    gaps = (logits - stored).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
-    gaps = gaps.where(stored.isfinite(), 0)  # check_batch names the rows of those that are not
-    far = gaps > (0.05 if narrow else 1e-3) * _sizes(stored)
-    if bool(far.any()):
-        gap = float(gaps[far].max())
-        raise InputError(
-            f"head(features) differs from the stored logits by {gap:.3g}: this is not the head "
-            "that made them, or something stands between features and head (a missing ReLU, "
-            "active dropout)"
-        )
-
-
-def _sizes(logits: Tensor) -> Tensor:
-    """What a difference (n, k) is to be compared with: the logit itself, and the row's largest.
-
-    Not the largest size of all: a class masked by -1e9 would excuse the others. A row whose
-    largest logit is near 0 by chance has the rounding of rows like the others.
-    """
-    tops = logits.amax(1, keepdim=True).abs()
-    usual = tops.median() if len(tops) else tops.sum()
-    sizes = torch.maximum(torch.maximum(logits.abs(), tops), usual)
-    return torch.where(sizes.isfinite(), sizes, 1).clamp(min=1)
-
-
-def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
-    """Refuses shapes, labels and values no fit can use; rows are counted from `first_row`."""
-    if batch.features is None and batch.logits is None:
-        raise InputError("the batch has neither logits nor features: give one of them")
-    labels = batch.labels
-    if labels.ndim != 1 or labels.is_floating_point() or labels.dtype == torch.bool:
-        raise InputError(
-            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}"
-            f"{_odd_label(labels, first_row)}: they must be one integer a row"
-            f"{_label_remedy(labels)}"
-        )
-    for name, values in (("features", batch.features), ("logits", batch.logits)):
-        if values is None:
-            continue
-        if values.ndim != 2 or len(values) != len(labels) or not values.is_floating_point():
-            raise InputError(
-                f"{name} have shape {tuple(values.shape)} and type {values.dtype}: "
-                f"they must be floating point, ({len(labels)}, ...), one row a label"
-            )
-        # A finite sum proves finite terms, and costs one read instead of three. One that is not
-        # may be an overflow of the sum itself: _refuse looks at the terms.
-        if not bool(torch.isfinite(values.sum())):
-            _refuse(name, ~torch.isfinite(values).all(1), first_row, "NaN or infinite", "remove")
-    _refuse("labels", (labels < 0) | (labels >= classes), first_row, f"outside 0..{classes - 1}")
-
-
-def _odd_label(labels: Tensor, first_row: int) -> str:
-    """The first label that no class can have, such as a smoothed 0.9; empty where there is none."""
-    odd = (labels.frac() != 0).nonzero() if labels.is_floating_point() else labels[:0]
-    if labels.ndim != 1 or not len(odd):
-        return ""
-    row = int(odd[0, 0])
-    return f", {float(labels[row]):.6g} in row {first_row + row}"
-
-
-def _label_remedy(labels: Tensor) -> str:
-    """How labels in a form that is known are made to be one integer a row."""
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        return "; take labels[:, 0]" + (".long()" if labels.is_floating_point() else "")
-    if labels.ndim == 2 and bool(((labels != 0).sum(1) == 1).all()):
-        return "; take labels.argmax(1)"
-    whole = labels.dtype == torch.bool or not bool((labels.frac() != 0).any())
-    return "; take labels.long()" if labels.ndim == 1 and whole else ""
-
-
-def check_finite(data: Data, name: str = "the head's logits", *, first_row: int = 0) -> None:
-    """Refuses logits that are not finite, as a head makes them of finite but huge features."""
-    row = first_row
-    for batch in data:
-        bad = ~torch.isfinite(stored_logits(batch)).all(1)
-        _refuse(name, bad, row, "NaN or infinite", "remove or rescale")
-        row += len(batch)
-
-
-def _refuse(name: str, bad: Tensor, first_row: int, what: str, remedy: str = "correct") -> None:
-    rows = (bad.nonzero().flatten() + first_row).tolist()
-    if rows:
-        shown = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
-        which = f"row {shown}" if len(rows) == 1 else f"{len(rows)} rows ({shown})"
-        raise InputError(f"{name} are {what} in {which}: {remedy} them first")
-
-
-class Counted:
-    """A head that counts the rows it is asked for, so that a report can say what a fit cost."""
-
-    def __init__(self, head: Head) -> None:
-        self.head = head
-        self.rows = 0
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """The head's own logits."""
-        self.rows += len(features)
-        return self.head(features)
-
-
-class Stepped:
-    """A head with one more step on it; counts through to the head it stands on."""
-
-    def __init__(self, step: Calibrator, head: Head) -> None:
-        self.step, self.head = step, head
-
-    @property
-    def rows(self) -> int:
-        """Rows the innermost head was asked for."""
-        return self.head.rows if isinstance(self.head, (Counted, Stepped)) else 0
-
-    def __call__(self, features: Tensor) -> Tensor:
-        """The logits with the step applied."""
-        return self.step(features, self.head)  # type: ignore[no-any-return]
-
-    def of_batch(self, batch: Batch) -> Tensor:
-        """The logits of a batch's features."""
-        assert batch.features is not None
-        return self(batch.features)
-
-
-def rows_asked(head: Head | None) -> int:
-    """Rows a head was asked for so far, on all ranks."""
-    rows = head.rows if isinstance(head, (Counted, Stepped)) else 0
-    return int(dist.total(torch.tensor(rows)))
 
 
 @dataclass(frozen=True)
@@ -303,6 +159,115 @@ class Problem:
                 "fit it by nll or brier"
             )
         return self.loss
+
+
+def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[StepReport]:
+    """Fits steps in reading order, each on the head the steps before it left.
+
+    Joint fitting hands a step the later ones, to be refitted for every value it tries: the search
+    over its own values then sees the loss of the whole pipeline, and no alternation is needed.
+    """
+    reports: list[StepReport] = []
+    counted = 0  # the pass for the network's own logits counts with the first step
+    for done, step in enumerate(steps):
+        rest = steps[done + 1 :]
+        later = reduce(or_, rest) if rest else None
+        then = reduce(or_, (part.stand_in() for part in rest)) if rest and mode == "joint" else None
+        started = perf_counter()
+        learned = step.learn(replace(problem, then=then))
+        asked, spent = rows_asked(problem.head), perf_counter() - started
+        passes = math.ceil((asked - counted) / problem.facts.rows)
+        counted = asked
+        reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
+        problem = after(problem, step, later)
+    return reports
+
+
+def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -> Problem:
+    """The problem the later steps see: the head with this step on it."""
+    head = None if problem.head is None else Stepped(step, problem.head)
+
+    def logits_of(batch: Batch) -> Tensor:
+        if head is not None and step.needs_features:
+            assert batch.features is not None
+            return head(batch.features)
+        return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
+
+    source = problem.source if head is not None and step.needs_features else problem.data
+    data = Through(source, logits_of, features=later is not None and later.needs_features)
+    return replace(problem, data=data, head=head, before=None)
+
+
+@dataclass(eq=False)
+class Counted:
+    """A head that counts the rows it is asked for, so that a report can say what a fit cost."""
+
+    head: Head
+    rows: int = 0
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The head's own logits."""
+        self.rows += len(features)
+        return self.head(features)
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """A head with one more step on it."""
+
+    step: Calibrator
+    head: Head
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The logits with the step applied."""
+        return self.step(features, self.head)  # type: ignore[no-any-return]
+
+
+def rows_asked(head: Head | None) -> int:
+    """Rows the innermost head was asked for so far, on all ranks."""
+    while isinstance(head, Stepped):
+        head = head.head
+    return int(dist.total(torch.tensor(head.rows if isinstance(head, Counted) else 0)))
+
+
+def settle(
+    step: Calibrator,
+    problem: Problem,
+    values: dict[str, Any],
+    message: str,
+    converged: bool = True,
+    warning: str = "",
+    details: dict[str, Any] | None = None,
+    *,
+    always: bool = False,
+    criterion: Loss | None = None,
+) -> StepReport:
+    """Measures a step as it was just fitted; one that does not lower the loss is reset.
+
+    Args:
+        step: the step, with its fitted values assigned.
+        problem: what it was fitted to.
+        values: the fitted values a reader wants to see, ready for JSON.
+        message: one sentence for a person.
+        converged: whether the search ended by its own rule.
+        warning: what a person should look at before using the result.
+        details: further figures, ready for JSON.
+        always: keep the values whatever they do, as published forms demand.
+        criterion: what has to fall instead of the loss.
+    """
+    before, mapped = problem.loss_before(), after(problem, step).data
+    now = measure(mapped, problem.loss)[0]
+    details = {} if details is None else details
+    falls = now < before
+    if criterion is not None and criterion is not problem.loss:
+        falls = measure(mapped, criterion)[0] < measure(problem.data, criterion)[0]
+    if always or falls:
+        return StepReport(
+            step.name, values, False, before, now, converged, message, warning, details
+        )
+    step.reset()
+    why = f"no-op: {step.name} does not lower {problem.loss.name} on the fit split"
+    return StepReport(step.name, {}, True, before, before, converged, why, details=details)
 
 
 @dataclass(frozen=True)
@@ -346,7 +311,7 @@ class StepReport:
 class FitReport:
     """What a whole fit did: the recipe, its steps in order, the loss before and after.
 
-    `classes` and `features` a row are those of the data; 0 where a file does not know them, and 0
+    `classes` and `features` per row are those of the data; 0 where a file does not know them, and 0
     features where there were logits alone.
     """
 
@@ -373,12 +338,11 @@ class FitReport:
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal fit --json` prints it."""
-        named = ("recipe", "mode", "loss", "rows", "classes", "features")
-        flat = {key: getattr(self, key) for key in named}
-        steps = [step.as_json() for step in self.steps]
-        tail = {key: getattr(self, key) for key in ("noop", "loss_before", "loss_after", "seconds")}
-        tail["warnings"] = self.warnings
-        return plain({**flat, "steps": steps, **tail})  # type: ignore[no-any-return]
+        head = ("recipe", "mode", "loss", "rows", "classes", "features")
+        tail = ("noop", "loss_before", "loss_after", "seconds", "warnings")
+        found = {key: getattr(self, key) for key in head}
+        found["steps"] = [step.as_json() for step in self.steps]
+        return plain(found | {key: getattr(self, key) for key in tail})  # type: ignore[no-any-return]
 
     def as_record(self) -> dict[str, Any]:
         """The form kept in a calibrator's file; `of_record` reads it back."""
@@ -387,14 +351,12 @@ class FitReport:
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> FitReport:
         """The report a record describes."""
-        steps = tuple(StepReport(**step) for step in record["steps"])
-        # JSON has no infinity: a threshold of null is the identity's.
-        steps = tuple(replace(step, values=_with_infinity(step.values)) for step in steps)
-        return cls(**{**record, "steps": steps})
-
-
-def _with_infinity(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: math.inf if value is None else value for key, value in values.items()}
+        steps = []
+        for step in record["steps"]:
+            # JSON has no infinity: a threshold of null is the identity's.
+            values = {k: math.inf if v is None else v for k, v in step["values"].items()}
+            steps.append(StepReport(**{**step, "values": values}))
+        return cls(**{**record, "steps": tuple(steps)})
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any
@@ -408,46 +370,6 @@ def plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-@contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode for the block; flags and the state of every random generator restored after it.
-
-    A loader draws a seed for its workers, and a data set may draw more.
-    """
-    cuda = {weight.device for weight in model.parameters() if weight.device.type == "cuda"}
-    states = {device: torch.cuda.get_rng_state(device) for device in cuda}
-    own, python, array = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    try:
-        with evaluating(model):
-            yield
-    finally:
-        torch.set_rng_state(own)
-        random.setstate(python)
-        np.random.set_state(array)
-        for device, state in states.items():
-            torch.cuda.set_rng_state(state, device)
-
-
-@contextmanager
-def recording() -> Iterator[None]:
-    """No inference mode in the block: a tensor made there could never take part in training."""
-    with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(mode=False))
-            stack.enter_context(torch.no_grad())
-        yield
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """No autocast in the block: a fit in half precision would follow its own rounding."""
-    with ExitStack() as stack:
-        for kind in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @contextmanager
@@ -471,79 +393,31 @@ def evaluating(head: Head | None) -> Iterator[None]:
             module.training = flag  # whatever `train()` made of it
 
 
-# --- Fitting steps in reading order: what each one is given, and what it leaves to the next.
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Eval mode for the block; flags and the state of every random generator restored after it.
 
-Mode = Literal["joint", "sequential"]
-MODES: tuple[Mode, ...] = ("joint", "sequential")
-
-
-def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[StepReport]:
-    """Fits steps in reading order, each on the head the steps before it left.
-
-    Joint fitting hands a step the later ones, to be refitted for every value it tries: the search
-    over its own values then sees the loss of the whole pipeline, and no alternation is needed.
+    A loader draws a seed for its workers, and a data set may draw more.
     """
-    reports: list[StepReport] = []
-    counted = 0  # the pass for the network's own logits counts with the first step
-    for done, step in enumerate(steps):
-        rest = steps[done + 1 :]
-        later = reduce(or_, rest) if rest else None
-        then = reduce(or_, (part.stand_in() for part in rest)) if rest and mode == "joint" else None
-        started = perf_counter()
-        learned = step.learn(replace(problem, then=then))
-        passes = math.ceil((rows_asked(problem.head) - counted) / problem.facts.rows)
-        counted, spent = rows_asked(problem.head), perf_counter() - started
-        reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
-        problem = after(problem, step, later)
-    return reports
+    cuda = {weight.device for weight in model.parameters() if weight.device.type == "cuda"}
+    states = {device: torch.cuda.get_rng_state(device) for device in cuda}
+    own, python, array = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        torch.set_rng_state(own)
+        random.setstate(python)
+        np.random.set_state(array)
+        for device, state in states.items():
+            torch.cuda.set_rng_state(state, device)
 
 
-def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -> Problem:
-    """The problem the later steps see: the head with this step on it."""
-    head = None if problem.head is None else Stepped(step, problem.head)
-    keep_features = later is not None and later.needs_features
-    if head is not None and step.needs_features:
-        data = Through(problem.source, head.of_batch, features=keep_features)
-    else:
-        data = Through(problem.data, partial(_on_logits, step), features=keep_features)
-    return replace(problem, data=data, head=head, before=None)
-
-
-def _on_logits(step: Calibrator, batch: Batch) -> Tensor:
-    """What a step that needs no features makes of the logits at hand."""
-    return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
-
-
-def settle(
-    step: Calibrator,
-    problem: Problem,
-    values: dict[str, Any],
-    message: str,
-    *,
-    converged: bool = True,
-    warning: str = "",
-    details: dict[str, Any] | None = None,
-    always: bool = False,
-) -> StepReport:
-    """Measures a step as it was just fitted; one that does not lower the loss goes back to birth.
-
-    Args:
-        step: the step, with its fitted values assigned.
-        problem: what it was fitted to.
-        values: the fitted values a reader wants to see, ready for JSON.
-        message: one sentence for a person.
-        converged: whether the search ended by its own rule.
-        warning: what a person should look at before using the result.
-        details: further figures, ready for JSON.
-        always: keep the values whatever they do, as published forms and other criteria demand.
-    """
-    before = problem.loss_before()
-    now = measure(after(problem, step).data, problem.loss)[0]
-    details = {} if details is None else details
-    if always or now < before:
-        return StepReport(
-            step.name, values, False, before, now, converged, message, warning, details
-        )
-    step.reset()
-    why = f"no-op: {step.name} does not lower {problem.loss.name} on the fit split"
-    return StepReport(step.name, {}, True, before, before, converged, why, details=details)
+@contextmanager
+def exact() -> Iterator[None]:
+    """No autocast in the block: a fit in half precision would follow its own rounding."""
+    with ExitStack() as stack:
+        for kind in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield

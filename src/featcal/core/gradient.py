@@ -1,16 +1,18 @@
-"""Minimising over many parameters: full-batch L-BFGS, one pass and one reduction an evaluation.
+"""Minimising over many parameters: L-BFGS over all rows, and the weights of a mixture.
 
 A method gives the loss of a batch as a function of its parameters and never sees a process or a
-shard. Gradients are asked for by `torch.autograd.grad`, on the parameters alone, never on the head.
+shard: each evaluation is one pass and one reduction. Gradients are asked for by
+`torch.autograd.grad`, on the parameters alone, never on the head.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +21,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, stored_logits
+from featcal.core.batch import Batch, Data, stored_logits, unchecked
 
+Array = NDArray[np.float64]
 Objective = Callable[[Tensor, Batch], Tensor]  # (parameters (p,), batch) -> the summed loss, ()
 Penalty = Callable[[Tensor], Tensor]  # parameters (p,) -> (), added to the mean loss
 Valued = tuple[float, Tensor]  # a loss and its gradient (p,)
+Weighted = tuple[float, Array]  # a loss, and the weights (3,) that reach it
 
 FLAT = 1e-7  # converged when no entry of the gradient of the mean loss is larger
+ENOUGH = 1e-12  # what a step of the mixture may still promise, in nats per row, when it ends
+STEPS = 100
+STEEPEST = 300.0  # log of the largest ratio of a part to the mixture: its square is still finite
 
 
 @dataclass(frozen=True)
@@ -53,12 +60,30 @@ def minimize(
         objective: the summed loss of a batch, differentiable in the parameters; the batch's logits
             come in float64.
         start: (p,), where to begin; the result is never worse.
-        data: the batches, read once an evaluation.
+        data: the batches, read once per evaluation.
         rows: what the sums are divided by.
         penalty: added to the mean.
         iterations: of L-BFGS, at most.
     """
-    evaluate = _Evaluation(objective, data, rows, penalty)
+    count = 0
+
+    def summed(batch: Batch, at: Tensor) -> Tensor:
+        ready = unchecked(stored_logits(batch).double(), batch.labels, batch.features)
+        return objective(at.to(batch.labels.device), ready)
+
+    def evaluate(at: Tensor) -> Valued:
+        """Value and gradient over all processes."""
+        nonlocal count
+        count += 1
+        sums = torch.zeros(len(at) + 1, dtype=torch.float64)
+        for batch in data:
+            if len(batch):
+                sums += _flat(partial(summed, batch), at)
+        sums = dist.total(sums) / rows
+        if penalty is not None:
+            sums += _flat(penalty, at)
+        return float(sums[0]), sums[1:].to(at)
+
     at = start.detach().double()
     first = evaluate(at)
     found = _lbfgs(
@@ -74,8 +99,8 @@ def minimize(
     value, gradient = evaluate(found)
     if not value <= first[0]:  # a line search that lost its way in rounding
         found, (value, gradient) = at, first
-    settled = evaluate.count < iterations or float(gradient.abs().max()) <= 100 * FLAT
-    return Descent(found, value, evaluate.count, math.isfinite(value) and settled)
+    settled = count < iterations or float(gradient.abs().max()) <= 100 * FLAT
+    return Descent(found, value, count, math.isfinite(value) and settled)
 
 
 def published_lbfgs(
@@ -105,18 +130,26 @@ def published_lbfgs(
 
 def gathered(data: Data, classes: int) -> tuple[Tensor, Tensor]:
     """All logits (n, k) float32 and labels (n,) of all processes, for what cannot be streamed."""
-    batches = [batch for batch in data if len(batch)]
-    none = torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
-    if batches:
+    logits, labels = torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64)
+    if batches := [batch for batch in data if len(batch)]:
         logits = torch.cat([stored_logits(batch).float() for batch in batches])
-        none = logits, torch.cat([batch.labels for batch in batches])
-    return dist.gather(none[0]), dist.gather(none[1])
+        labels = torch.cat([batch.labels for batch in batches])
+    return dist.gather(logits), dist.gather(labels)
+
+
+class _LBFGS(torch.optim.LBFGS):
+    """torch's own, set up without torch._dynamo: seconds of imports that a fit has no use for."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch does it, behind the decorator that imports."""
+        add = torch.optim.Optimizer.add_param_group
+        getattr(add, "__wrapped__", add)(self, param_group)
 
 
 def _lbfgs(evaluate: Callable[[Tensor], Valued], start: Tensor, **options: object) -> Tensor:
     """Runs torch's L-BFGS over one flat parameter."""
     parameter = start.clone()
-    optimizer = torch.optim.LBFGS([parameter], **options)  # type: ignore[arg-type]
+    optimizer = _LBFGS([parameter], **options)  # type: ignore[arg-type]
 
     def closure() -> float:
         value, parameter.grad = evaluate(parameter)
@@ -135,69 +168,42 @@ def _valued(function: Callable[[Tensor], Tensor], at: Tensor) -> Valued:
     return float(value.detach()), gradient
 
 
-class _Evaluation:
-    """Value and gradient of the mean objective plus penalty, reduced over all processes."""
-
-    def __init__(
-        self, objective: Objective, data: Data, rows: float, penalty: Penalty | None
-    ) -> None:
-        self.objective, self.data, self.rows, self.penalty = objective, data, rows, penalty
-        self.count = 0
-
-    def __call__(self, at: Tensor) -> Valued:
-        self.count += 1
-        sums = torch.zeros(len(at) + 1, dtype=torch.float64)
-        for batch in self.data:
-            if len(batch):
-                ready = replace(batch, logits=stored_logits(batch).double())
-                sums += _flat(partial(self._of_batch, ready), at)
-        sums = dist.total(sums) / self.rows
-        if self.penalty is not None:
-            sums += _flat(self.penalty, at)
-        return float(sums[0]), sums[1:].to(at)
-
-    def _of_batch(self, batch: Batch, at: Tensor) -> Tensor:
-        return self.objective(at.to(batch.labels.device), batch)
-
-
 def _flat(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     """Value, then gradient, on the CPU: (1 + p,) float64."""
     value, gradient = _valued(function, at)
     return torch.cat([torch.tensor([value], dtype=torch.float64), gradient.double().cpu()])
 
 
-# --- The best weights of a mixture of three parts.
-#
-# The NLL of a mixture is convex in its weights. Each pass over the rows gives the slope and the
-# curvature; the step goes to the lowest point of that quadratic on the simplex, which three
-# unknowns
-# allow to find exactly. The fixed points are those of EM, and so is the promise never to lose; EM
-# itself creeps wherever a weight goes to 0, as it does on most networks.
-
-Array = NDArray[np.float64]
-Weighted = tuple[float, Array]  # a loss, and the weights (3,) that reach it
-
-ENOUGH = 1e-12  # what a step may still promise, in nats a row, when the search ends
-STEPS = 100
-STEEPEST = 300.0  # log of the largest ratio of a part to the mixture: its square is still finite
-
-
 def likeliest_weights(parts: Tensor, rows: int) -> Weighted:
-    """The weights of a mixture that fit best, and the mean NLL they reach.
+    """The weights of a mixture of three parts that fit best, and the mean NLL they reach.
+
+    The NLL of a mixture is convex in its weights. Each pass over the rows gives the slope and the
+    curvature; the step goes to the lowest point of that quadratic on the simplex, which three
+    unknowns allow to find exactly. The fixed points are those of EM, and so is the promise never to
+    lose; EM itself creeps wherever a weight goes to 0, as it does on most networks.
 
     Args:
         parts: log-probabilities of what happened under each part, (n, 3), this process's rows.
         rows: of all processes.
     """
+
+    def curve(weights: Array) -> tuple[float, Array, Array]:
+        """Mean NLL of a mixture, its slope (3,) and its curvature (3, 3) in the weights."""
+        mixed = torch.logsumexp(parts + torch.from_numpy(weights).log(), 1)
+        ratios = (parts - mixed[:, None]).clamp(max=STEEPEST).exp()
+        sums = torch.cat([-mixed.sum().view(1), -ratios.sum(0), (ratios.T @ ratios).flatten()])
+        found = (dist.total(sums) / rows).numpy()
+        return float(found[0]), found[1:4], found[4:].reshape(3, 3)
+
     weights = np.full(3, 1 / 3)  # inside, where no part of the mixture has a ratio above 3
-    value, slope, bend = _curve(parts, weights, rows)
+    value, slope, bend = curve(weights)
     for _ in range(STEPS):
         # What is left to gain is at most the steepest descent to a corner: convexity.
         if weights @ slope - slope.min() < ENOUGH:
             break
         step = simplex_minimum(bend, slope - bend @ weights) - weights
         for length in 0.5 ** np.arange(40):
-            there = _curve(parts, weights + length * step, rows)
+            there = curve(weights + length * step)
             if there[0] <= value + 1e-4 * length * float(slope @ step):
                 break
         else:
@@ -207,15 +213,6 @@ def likeliest_weights(parts: Tensor, rows: int) -> Weighted:
     return value, weights
 
 
-def _curve(parts: Tensor, weights: Array, rows: int) -> tuple[float, Array, Array]:
-    """Mean NLL of a mixture, its slope (3,) and its curvature (3, 3) in the weights."""
-    mixed = torch.logsumexp(parts + torch.from_numpy(weights).log(), 1)
-    ratios = (parts - mixed[:, None]).clamp(max=STEEPEST).exp()
-    sums = torch.cat([-mixed.sum().view(1), -ratios.sum(0), (ratios.T @ ratios).flatten()])
-    found = (dist.total(sums) / rows).numpy()
-    return float(found[0]), found[1:4], found[4:].reshape(3, 3)
-
-
 def simplex_minimum(bend: Array, slope: Array) -> Array:
     """The w >= 0 with sum 1 that minimises w'Bw / 2 + s'w: the best of all faces' own minima.
 
@@ -223,21 +220,18 @@ def simplex_minimum(bend: Array, slope: Array) -> Array:
     """
     best, at = math.inf, np.zeros(3)
     for size in (1, 2, 3):
-        for face in combinations(range(3), size):
-            weights = _on_face(bend, slope, list(face))
+        for chosen in combinations(range(3), size):
+            face = list(chosen)
+            system = np.zeros((size + 1, size + 1))
+            system[:size, :size] = bend[np.ix_(face, face)]
+            system[size, :size] = system[:size, size] = 1
+            weights = np.zeros(3)
+            weights[face] = np.linalg.lstsq(system, np.append(-slope[face], 1.0))[0][:size]
+            total = weights.sum()
+            if total <= 0 or weights.min() < 0:
+                continue  # outside the simplex
+            weights = weights / total
             value = float(weights @ bend @ weights / 2 + slope @ weights)
-            if weights.min() >= 0 and value < best - 1e-15 * abs(value):
+            if value < best - 1e-15 * abs(value):
                 best, at = value, weights
     return at
-
-
-def _on_face(bend: Array, slope: Array, face: list[int]) -> Array:
-    """The minimum where only the weights of a face are not 0; some may come out below 0."""
-    size = len(face)
-    system = np.zeros((size + 1, size + 1))
-    system[:size, :size] = bend[np.ix_(face, face)]
-    system[size, :size] = system[:size, size] = 1
-    weights = np.zeros(3)
-    weights[face] = np.linalg.lstsq(system, np.append(-slope[face], 1.0))[0][:size]
-    total = weights.sum()
-    return weights / total if total > 0 else weights - 1

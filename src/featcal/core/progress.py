@@ -1,7 +1,8 @@
-"""Progress without a dependency: long work tells it, whoever shows it listens.
+"""Long work: how far it is, told to whoever listens, and the threads that help it.
 
-The command line listens and draws a bar; so can a notebook. Where nobody does, work that may take
-minutes shows a line of its own on a terminal, and nothing anywhere else:
+Progress needs no dependency. The command line listens and draws a bar; so can a notebook. Where
+nobody does, work that may take minutes shows a line of its own on a terminal, and nothing anywhere
+else:
 
 >>> seen = []
 >>> with listen(lambda label, done, all_: seen.append((label, done, all_))):
@@ -20,35 +21,30 @@ from typing import TypeVar
 
 import torch
 
-# --- Threads that help: one for small work, all of them for large.
-
-FEW_LARGE = 2**18  # numbers a pass below which one thread serves a few products of the head
-MANY_SMALL = 2**22  # and below which it serves many rounds over the logits
-
-
-@contextmanager
-def calm(numbers: float, small: int = MANY_SMALL) -> Iterator[None]:
-    """Runs the block on one intra-op thread when its passes handle fewer than `small` numbers.
-
-    Many short parallel regions on a busy machine wait for each other at every barrier, and a fit of
-    a tenth of a second becomes one of several seconds.
-    """
-    threads = torch.get_num_threads()
-    try:
-        if numbers < small and threads > 1:
-            torch.set_num_threads(1)
-        yield
-    finally:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-
-
-EVERY = 0.5  # seconds between two drawings of a line, and before the first
-ROWS = " rows"  # the end of a label whose steps are rows: their speed is worth showing
 Listener = Callable[[str, int, int], None]  # label, steps done, steps in all
 Item = TypeVar("Item")
 
+EVERY = 0.5  # seconds between two drawings of a line, and before the first
+ROWS = " rows"  # the end of a label whose steps are rows: their speed is worth showing
+FEW_LARGE = 2**18  # numbers per pass below which one thread serves a few products of the head
+MANY_SMALL = 2**22  # and below which it serves many rounds over the logits
+
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+def tell(label: str, done: int, of: int) -> None:
+    """Reports that `done` of `of` steps of the work called `label` are behind us."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(label, done, of)
+
+
+def track(label: str, items: Sequence[Item]) -> Iterator[Item]:
+    """Iterates over `items` and tells how far it is."""
+    tell(label, 0, len(items))
+    for done, item in enumerate(items, start=1):
+        yield item
+        tell(label, done, len(items))
 
 
 @contextmanager
@@ -72,7 +68,9 @@ def shown() -> Iterator[None]:
         with listen(line):
             yield
     finally:
-        line.wipe()
+        if line.width:
+            line.write("")
+            sys.stderr.write("\r")  # the terminal is as it was
 
 
 class _Line:
@@ -86,44 +84,32 @@ class _Line:
         now = monotonic()
         if label != self.label:
             self.label, self.started = label, now
-        if now - self.drawn >= EVERY:
-            self.drawn = now
-            self._write(_text(label, done, of, now - self.started))
+        if now - self.drawn < EVERY:
+            return
+        self.drawn = now
+        speed = done / max(now - self.started, 1e-9)
+        left = int((of - done) / max(speed, 1e-9))
+        rate = f"  {speed:,.0f}{ROWS}/s" if label.endswith(ROWS) else ""
+        self.write(f"{label}  {done:,}/{of:,}{rate}  {left // 60}:{left % 60:02d} left")
 
-    def wipe(self) -> None:
-        """Leaves the terminal as it was."""
-        if self.width:
-            self._write("")
-            sys.stderr.write("\r")
-
-    def _write(self, text: str) -> None:
+    def write(self, text: str) -> None:
         sys.stderr.write("\r" + text.ljust(self.width))
         sys.stderr.flush()
         self.width = len(text)
 
 
-def _text(label: str, done: int, of: int, seconds: float) -> str:
-    """What a line says.
+@contextmanager
+def calm(numbers: float, small: int = MANY_SMALL) -> Iterator[None]:
+    """Runs the block on one intra-op thread when its passes handle fewer than `small` numbers.
 
-    >>> _text("collecting rows", 3000, 12000, 2.0)
-    'collecting rows  3,000/12,000  1,500 rows/s  0:06 left'
+    Many short parallel regions on a busy machine wait for each other at every barrier, and a fit of
+    a tenth of a second becomes one of several seconds.
     """
-    speed = done / max(seconds, 1e-9)
-    left = int((of - done) / max(speed, 1e-9))
-    rate = f"  {speed:,.0f}{ROWS}/s" if label.endswith(ROWS) else ""
-    return f"{label}  {done:,}/{of:,}{rate}  {left // 60}:{left % 60:02d} left"
-
-
-def tell(label: str, done: int, of: int) -> None:
-    """Reports that `done` of `of` steps of the work called `label` are behind us."""
-    listener = _listener.get()
-    if listener is not None:
-        listener(label, done, of)
-
-
-def track(label: str, items: Sequence[Item]) -> Iterator[Item]:
-    """Iterates over `items` and tells how far it is."""
-    tell(label, 0, len(items))
-    for done, item in enumerate(items, start=1):
-        yield item
-        tell(label, done, len(items))
+    threads = torch.get_num_threads()
+    try:
+        if numbers < small and threads > 1:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)

@@ -1,11 +1,12 @@
-"""The predicted class: finding it, and changing its confidence without changing it."""
+"""Arithmetic on rows of logits: bins of confidence, the predicted class, the NLL in 1 / T."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# --- One binning for every number and every diagram: (lo, hi], the first bin closed at 0 as well.
+NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
+BLOCK = 2**19  # numbers that go through all the steps of a curve while they are in the cache
 
 
 def bin_edges(bins: int, dtype: torch.dtype) -> Tensor:
@@ -20,6 +21,8 @@ def bin_edges(bins: int, dtype: torch.dtype) -> Tensor:
 def bin_index(confidence: Tensor, bins: int) -> Tensor:
     """The bin of each confidence, 0 to m - 1: right-closed, 0 in the first bin, 1 in the last.
 
+    One binning for every number and every diagram.
+
     >>> bin_index(torch.tensor([0.0, 0.2, 0.2000001, 1.0]), 5).tolist()
     [0, 0, 1, 4]
     """
@@ -33,9 +36,6 @@ def bin_sums(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     weights = torch.stack([torch.ones_like(confidence), confidence, correct.to(confidence.dtype)])
     sums = torch.zeros(3, bins, dtype=torch.float64, device=confidence.device)
     return sums.index_add_(1, index, weights.double())
-
-
-NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
 
 
 def predicted(values: Tensor) -> Tensor:
@@ -82,13 +82,8 @@ def keep_prediction(mapped: Tensor, logits: Tensor) -> Tensor:
     return mapped.scatter(1, top, torch.where(same, best, ahead))
 
 
-# --- Each row's NLL as a curve in its inverse temperature b: value, slope and curvature.
-
-BLOCK = 2**19  # numbers that go through all the steps of a curve while they are in the cache
-
-
 def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
-    """Value, slope and curvature in b of each row's NLL: (3, n).
+    """Value, slope and curvature of each row's NLL in its inverse temperature b = 1/T: (3, n).
 
     Args:
         logits: (n, k).
@@ -96,19 +91,14 @@ def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tenso
         inverse: b, one for all or (n,).
     """
     block = max(BLOCK // max(logits.shape[1], 1), 1)
-    if len(logits) <= block:
-        return _curves(logits, labels, inverse)
-    parts = [slice(start, start + block) for start in range(0, len(logits), block)]
-    each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
-    curves = [_curves(logits[part], labels[part], b) for part, b in zip(parts, each, strict=True)]
-    return torch.cat(curves, 1)
-
-
-def _curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
-    rowwise = inverse[:, None] if isinstance(inverse, Tensor) else inverse
+    if len(logits) > block:
+        parts = [slice(start, start + block) for start in range(0, len(logits), block)]
+        each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
+        pairs = zip(parts, each, strict=True)
+        return torch.cat([row_curves(logits[part], labels[part], b) for part, b in pairs], 1)
     shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
     true = shifted.gather(1, labels[:, None])[:, 0]
-    weight = (shifted * rowwise).exp_()
+    weight = (shifted * (inverse[:, None] if isinstance(inverse, Tensor) else inverse)).exp_()
     total = weight.sum(1)
     first = torch.linalg.vecdot(weight, shifted) / total  # mean of the shifted logits under p
     second = torch.linalg.vecdot(weight, shifted.square_()) / total

@@ -1,15 +1,23 @@
-"""A bounded sample of rows, the same whatever their order, their batches and their processes."""
+"""Rows chosen by their content: the same ones whatever their order, batches and processes.
+
+A hash of a row decides whether it belongs to a sample and which fold it falls into. Also here: the
+distances to the nearest of stored rows, which methods that keep a sample measure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, stored_logits
+from featcal.core.batch import Batch, Data, joined, stored_logits, unchecked
 
-# --- Rows told apart by their content, so that neither order nor sharding changes who goes where.
+BLOCK = 1024  # stored rows per product: the loop's length is fixed, so that export unrolls it
 
 
 def row_hash(values: Tensor) -> Tensor:
@@ -28,6 +36,77 @@ def fold_of(batch: Batch, folds: int) -> Tensor:
     return row_hash(stored_logits(batch).bfloat16()) * folds >> 32
 
 
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """Data dealt out to folds, so that every row can be held out once.
+
+    Iterating gives every batch with the fold of each of its rows, (n,) int64.
+
+    Attributes:
+        data: the batches.
+        count: the number of folds.
+        dealt: (rows of this process,) the fold of each row, in order; None to deal rows out by
+            their content, as `fold_of` does.
+    """
+
+    data: Data
+    count: int
+    dealt: Tensor | None = None
+
+    @classmethod
+    def shuffled(cls, data: Data, count: int, rows: int, *, seed: int, first_row: int = 0) -> Folds:
+        """Folds of equal size by a seeded permutation.
+
+        Args:
+            data: this process's batches.
+            count: the number of folds.
+            rows: of all processes.
+            seed: the number of folds joins it, so that folds and resamples are not drawn alike.
+            first_row: the place of this process's first row among all of them.
+        """
+        order = np.random.default_rng((seed, count)).permutation(rows)
+        fold = torch.empty(rows, dtype=torch.int64)
+        fold[torch.from_numpy(order)] = torch.arange(rows) % count
+        return cls(data, count, fold[first_row:])
+
+    def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
+        row = 0
+        for batch in self.data:
+            if self.dealt is None:
+                yield batch, fold_of(batch, self.count)
+            else:
+                yield batch, self.dealt[row : row + len(batch)].to(batch.labels.device)
+            row += len(batch)
+
+    def only(self, fold: int) -> Data:
+        """The rows of one fold, as a view: no more than a batch of them is copied."""
+        return _Part(self, fold, held=True)
+
+    def without(self, fold: int) -> Data:
+        """The rows of all other folds, as a view."""
+        return _Part(self, fold, held=False)
+
+    def sizes(self) -> list[int]:
+        """Rows per fold, of all processes."""
+        sums = torch.zeros(self.count, dtype=torch.int64)
+        for _, fold in self:
+            sums += torch.bincount(fold, minlength=self.count).cpu()
+        return [int(size) for size in dist.total(sums)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The rows of one fold, or those of all others."""
+
+    folds: Folds
+    fold: int
+    held: bool
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch, fold in self.folds:
+            yield batch.rows((fold == self.fold) == self.held)
+
+
 def hashed_sample(
     data: Data, most: int, *, width: int, classes: int = 0, device: torch.device | None = None
 ) -> Batch:
@@ -39,65 +118,36 @@ def hashed_sample(
     Args:
         data: batches with features, and with logits where classes are asked for.
         most: rows to keep.
-        width: features a row, which a process without rows cannot know.
-        classes: logits a row; 0 to leave them out.
+        width: features per row, which a process without rows cannot know.
+        classes: logits per row; 0 to leave them out.
         device: where a process without rows puts the result.
 
     Returns:
         Features in float32, logits in float64 or None, labels.
     """
-    pool = _empty(width, classes, device)
+
+    def lowest(batch: Batch) -> Batch:
+        """By hash, then by label: rows alike in both are taken for copies."""
+        assert batch.features is not None
+        by_label = batch.labels.argsort(stable=True)
+        order = by_label[row_hash(batch.features)[by_label].argsort(stable=True)]
+        return batch.rows(order[:most])  # copies, so that the chunk can go
+
+    pool = unchecked(
+        torch.zeros(0, classes, dtype=torch.float64, device=device) if classes else None,
+        torch.zeros(0, dtype=torch.int64, device=device),
+        torch.zeros(0, width, device=device),
+    )
     for batch in data:
         if len(batch):
-            part = _picked(_plain(batch, classes), most)
-            pool = _picked(_joined(pool.to(part.labels.device), part), most)
-    parts = (pool.features, pool.labels, pool.logits)
-    features, labels, logits = (None if part is None else dist.gather(part) for part in parts)
+            assert batch.features is not None
+            logits = stored_logits(batch).double() if classes else None
+            part = lowest(unchecked(logits, batch.labels.long(), batch.features.float()))
+            pool = lowest(joined([pool.to(part.labels.device), part]))
+    parts = (pool.logits, pool.labels, pool.features)
+    logits, labels, features = (None if part is None else dist.gather(part) for part in parts)
     assert labels is not None
-    return _picked(Batch(logits, labels, features), most)
-
-
-def _empty(width: int, classes: int, device: torch.device | None) -> Batch:
-    logits = torch.zeros(0, classes, dtype=torch.float64, device=device) if classes else None
-    labels = torch.zeros(0, dtype=torch.int64, device=device)
-    return Batch(logits, labels, torch.zeros(0, width, device=device))
-
-
-def _plain(batch: Batch, classes: int) -> Batch:
-    """The batch in the types every process agrees on."""
-    assert batch.features is not None
-    logits = None
-    if classes:
-        assert batch.logits is not None
-        logits = batch.logits.double()
-    return Batch(logits, batch.labels.long(), batch.features.float())
-
-
-def _joined(one: Batch, other: Batch) -> Batch:
-    assert one.features is not None
-    assert other.features is not None
-    logits = None
-    if one.logits is not None and other.logits is not None:
-        logits = torch.cat([one.logits, other.logits])
-    labels = torch.cat([one.labels, other.labels])
-    return Batch(logits, labels, torch.cat([one.features, other.features]))
-
-
-def _picked(batch: Batch, most: int) -> Batch:
-    """The first rows in the order of their hashes; copies, so that the chunk can go."""
-    return batch.rows(_order(batch)[:most])
-
-
-def _order(batch: Batch) -> Tensor:
-    """By hash, then by label: rows alike in both are taken for copies."""
-    assert batch.features is not None
-    by_label = batch.labels.argsort(stable=True)
-    return by_label[row_hash(batch.features)[by_label].argsort(stable=True)]
-
-
-# --- Distances to the nearest of many stored rows, in blocks of bounded memory.
-
-BLOCK = 1024  # stored rows a product: the loop's length is fixed, so that export unrolls it
+    return lowest(unchecked(logits, labels, features))
 
 
 def on_sphere(features: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Minimising over one positive scalar when every evaluation is a pass over the data.
 
-The scalar is handled as its logarithm, so that a search is free of units.
+Two searches. A walk over the logarithm of the scalar serves any score: a polynomial model of the
+scores seen so far says where to look next. Newton's method serves the NLL in the inverse
+temperature b = 1/T, for all rows or for every cell of rows at once.
 """
 
 from __future__ import annotations
@@ -15,15 +17,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Through, stored_logits
+from featcal.core.batch import Batch, Data, Through, stored_logits, unchecked
 from featcal.core.loss import Loss, measure, nll
 from featcal.core.rows import row_curves
+
+Array = NDArray[np.float64]
+Shape = Callable[[Array], Array]  # logarithms -> what the score looks like, up to a tilt
+CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
 
 STEP = 0.15  # the first step away from a starting point, in log units: about 15 %
 REACH, BEYOND = 0.4, 0.25  # the longest step between known points, and past the last of them
 
-
-Array = NDArray[np.float64]
+CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
+STEPS = 60
+PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
+SURE = 1e-6  # nats per row: with less than this to lose, rows may be right and sure for ever
+THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
+ENOUGH = 1e-11  # nats per row: where a step promises less it is the last, and lands closer still
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,6 @@ class Point:
 def best_of(points: Sequence[Point]) -> Point:
     """The lowest score; the smaller scalar among equals."""
     return min(points, key=lambda point: (point.score, point.at))
-
-
-Shape = Callable[[Array], Array]  # logarithms -> what the score looks like, up to a tilt
 
 
 def flat(at: Array) -> Array:
@@ -92,10 +99,18 @@ class Walk:
     tolerance: float
     shape: Shape = flat
 
-    @property
-    def close(self) -> float:
-        """Points nearer than this are the same point."""
-        return 4 * math.sqrt(self.tolerance)
+
+def minimize_log(
+    score: Callable[[float], float], low: float, high: float, *, points: int = 41
+) -> Minimum:
+    """The minimum of a score over a positive scalar: a scan in its logarithm, then a walk."""
+    grid = np.linspace(math.log(low), math.log(high), points).tolist()
+    scan = [Point(u, score(math.exp(u))) for u in grid]
+    walk = Walk(grid[0], grid[-1], evaluations=40, tolerance=1e-12)
+    seen, settled = refine(lambda u: score(math.exp(u)), scan, walk)
+    best = best_of(seen)
+    inner = grid[0] < best.at < grid[-1]
+    return Minimum(math.exp(best.at), best.score, len(seen), settled and inner)
 
 
 def refine(
@@ -124,42 +139,31 @@ def next_point(points: list[Point], walk: Walk) -> float | None:
     best = best_of(points)
     left = max((p.at for p in points if p.at < best.at), default=None)
     right = min((p.at for p in points if p.at > best.at), default=None)
+    close = 4 * math.sqrt(walk.tolerance)  # points nearer than this are the same point
     if len(points) < (2 if walk.shape is not flat else 3):
-        return _first_steps(best.at, left, right, walk)
+        # Until the model can speak: downhill, by steps that grow.
+        other = right if left is None else left
+        length = STEP if other is None else min(1.6 * abs(best.at - other), 1.6 * REACH)
+        up = right is None and best.at < walk.high
+        at = min(max(best.at + (length if up else -length), walk.low), walk.high)
+        return at if abs(at - best.at) >= close else None
     low = max(walk.low, best.at - BEYOND if left is None else max(left, best.at - REACH))
     high = min(walk.high, best.at + BEYOND if right is None else min(right, best.at + REACH))
     near = sorted(points, key=lambda point: abs(point.at - best.at))[:4]
     target = model_minimum(near, low, high, walk.shape)
     if best.score - target.score < walk.tolerance:
-        tight = len(points) > 2 and max(best.at - low, high - best.at) <= REACH / 2
-        return None if tight else _widest(best.at, low, high)
-    edge = left if target.at < best.at else right
-    return _clear(target.at, best.at, edge, walk)
-
-
-def _first_steps(best: float, left: float | None, right: float | None, walk: Walk) -> float | None:
-    """Until the model can speak: downhill, by steps that grow."""
-    up = right is None and best < walk.high
-    other = right if left is None else left
-    length = STEP if other is None else min(1.6 * abs(best - other), 1.6 * REACH)
-    at = best + (length if up else -length)
-    at = min(max(at, walk.low), walk.high)
-    return at if abs(at - best) >= walk.close else None
-
-
-def _widest(best: float, low: float, high: float) -> float:
-    """A point in the wider of the two gaps, a third of the way from the best point to its end."""
-    edge = high if high - best > best - low else low
-    return best + (edge - best) / 3
-
-
-def _clear(at: float, best: float, edge: float | None, walk: Walk) -> float | None:
-    """Keeps a target off the neighbour, where it would repeat what is known."""
-    if edge is not None and abs(edge - at) < 0.1 * abs(edge - best):
-        at = best + 0.6 * (edge - best)
-    if abs(at - best) < walk.close:
-        at = best + math.copysign(walk.close, at - best)
-    return at if edge is None or abs(edge - best) > 2 * walk.close else None
+        if len(points) > 2 and max(best.at - low, high - best.at) <= REACH / 2:
+            return None
+        # A look into the wider of the two gaps, a third of the way to its end.
+        end = high if high - best.at > best.at - low else low
+        return best.at + (end - best.at) / 3
+    # Off the neighbour, where an evaluation would repeat what is known.
+    at, edge = target.at, left if target.at < best.at else right
+    if edge is not None and abs(edge - at) < 0.1 * abs(edge - best.at):
+        at = best.at + 0.6 * (edge - best.at)
+    if abs(at - best.at) < close:
+        at = best.at + math.copysign(close, at - best.at)
+    return at if edge is None or abs(edge - best.at) > 2 * close else None
 
 
 def model_minimum(points: Sequence[Point], low: float, high: float, shape: Shape) -> Point:
@@ -180,46 +184,15 @@ def vertex(points: Sequence[Point]) -> float:
     centre = ordered.index(best_of(ordered))
     if centre in (0, len(ordered) - 1):
         return ordered[centre].at
-    left, middle, right = ordered[centre - 1 : centre + 2]
+    three = left, middle, right = ordered[centre - 1 : centre + 2]
     grid = np.linspace((left.at + middle.at) / 2, (middle.at + right.at) / 2, 101)
-    three = (left, middle, right)
     curve = np.polynomial.Polynomial.fit([p.at for p in three], [p.score for p in three], 2)
     return float(grid[curve(grid).argmin()])
 
 
-def minimize_log(
-    score: Callable[[float], float], low: float, high: float, *, points: int = 41
-) -> Minimum:
-    """The minimum of a score over a positive scalar: a scan in its logarithm, then a walk."""
-    grid = np.linspace(math.log(low), math.log(high), points).tolist()
-    scan = [Point(u, score(math.exp(u))) for u in grid]
-    walk = Walk(grid[0], grid[-1], evaluations=40, tolerance=1e-12)
-    seen, settled = refine(lambda u: score(math.exp(u)), scan, walk)
-    best = best_of(seen)
-    inner = grid[0] < best.at < grid[-1]
-    return Minimum(math.exp(best.at), best.score, len(seen), settled and inner)
-
-
-# --- Temperatures by Newton's method: one for all rows, or one for each cell of rows.
-#
-# The NLL is convex in the inverse temperature b = 1/T. With p = softmax(b z), the slope of a row is
-# E_p[z] - z_y and the curvature Var_p[z]: Newton's method inside a bracket finds the one minimum
-# without a learning rate, a seed or a negative T. Cells, such as predicted classes or groups, are
-# independent problems that share every pass over the data.
-
-CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
-STEPS = 60
-PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
-SURE = 1e-6  # nats a row: with less than this to lose, rows may be right and sure for ever
-THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
-ENOUGH = 1e-11  # nats a row: where a step promises less it is the last, and lands closer still
-
-CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
-
-
 @dataclass(frozen=True)
 class Tempered:
-    """Where a search ended.
+    """Where a search for temperatures ended.
 
     Attributes:
         inverse: b = 1/T of each cell, (c,) float64.
@@ -245,7 +218,7 @@ class Tempered:
 class Shrinkage:
     """A pull towards a common b0: each cell's b / b0 - 1 is taken as drawn from N(0, spread^2).
 
-    The penalty (b / b0 - 1)^2 / (2 spread^2), in nats and not a row, keeps every cell's problem
+    The penalty (b / b0 - 1)^2 / (2 spread^2), in nats and not per row, keeps every cell's problem
     convex. For small deviations it is the same as log T ~ N(log T0, spread^2).
     """
 
@@ -257,199 +230,6 @@ class Shrinkage:
         weight = 1 / (self.centre * self.spread) ** 2
         gap = inverse - self.centre
         return np.stack([weight * gap**2 / 2, weight * gap, np.full_like(gap, weight)])
-
-
-def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempered | None:
-    """The temperature that minimises a loss; None where no temperature matters.
-
-    Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
-    a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it.
-    """
-    scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
-    if scale == 0:
-        return None
-    low, high = 1 / (CAP * scale), CAP / scale
-    if loss is nll:
-        start = _start(data, low, high)
-        return _newton(lambda b: _sums(data, b, _one_cell, 1), 1, (low, high), start=start)
-
-    def score(inverse: float) -> float:
-        # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
-        return measure(data, loss.after(lambda z: (z.double() if loss.smooth else z) * inverse))[0]
-
-    found = minimize_log(score, low, high)
-    at = np.array([found.at])
-    return Tempered(at, found.score, found.steps, found.converged, _at_caps(at, low, high))
-
-
-def temper_cells(
-    data: Data, cell_of: CellOf, cells: int, shrink: Shrinkage | None = None
-) -> Tempered | None:
-    """One temperature a cell, by NLL; None where no temperature matters at all.
-
-    A cell without rows stays at the centre of the shrinkage, or at T = 1 without one.
-    """
-    scale = measure(data, LOGIT_SCALE)[0]
-    if scale == 0:
-        return None
-    caps = 1 / (CAP * scale), CAP / scale
-    start = 1.0 if shrink is None else shrink.centre
-    return _newton(lambda b: _sums(data, b, cell_of, cells), cells, caps, shrink, start=start)
-
-
-def _start(data: Data, low: float, high: float) -> float:
-    """Where Newton begins: at T = 1, or at the answer of every eighth row where rows are many.
-
-    Two passes over all rows then do the work of five. Which rows were asked cannot be told from
-    the answer: the search over all of them ends at the same minimum.
-    """
-    kept = isinstance(data, Through) and data.kept
-    part = [_thinned(batch) for batch in data] if kept else []
-    numbers = float(sum(stored_logits(batch).numel() for batch in part))
-    if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) < MANY:
-        return 1.0
-    found = _newton(lambda b: _sums(part, b, _one_cell, 1), 1, (low, high))
-    return 1.0 if found.capped.any() else float(found.inverse[0])
-
-
-def _thinned(batch: Batch) -> Batch:
-    """Every eighth row, without the features: a view would keep all of them alive."""
-    return Batch(stored_logits(batch), batch.labels).rows(slice(None, None, THINNED))
-
-
-def _one_cell(batch: Batch) -> Tensor:
-    return torch.zeros_like(batch.labels)
-
-
-def _sums(data: Data, inverse: Array, cell_of: CellOf, cells: int) -> Array:
-    """Value, slope, curvature and rows of each cell: (4, c); one pass, one reduction."""
-    sums = torch.zeros(4, cells, dtype=torch.float64)
-    for batch in data:
-        if not len(batch):
-            continue
-        logits = stored_logits(batch)
-        if cells == 1:
-            curves = row_curves(logits, batch.labels, float(inverse[0]))
-            sums[:3, 0] += curves.sum(1, dtype=torch.float64).cpu()
-            sums[3, 0] += len(batch)
-            continue
-        cell = cell_of(batch).to(logits.device)
-        b = torch.from_numpy(inverse).to(logits)[cell]
-        curves = row_curves(logits, batch.labels, b).double()
-        rows = torch.cat([curves, torch.ones_like(curves[:1])]).cpu()
-        sums.index_add_(1, cell.cpu(), rows)
-    found: Array = dist.total(sums).numpy()
-    return found
-
-
-def _newton(
-    sums_at: Callable[[Array], Array],
-    cells: int,
-    caps: tuple[float, float],
-    shrink: Shrinkage | None = None,
-    *,
-    start: float = 1.0,
-) -> Tempered:
-    """Every cell's search, one step each a pass, until all have settled."""
-    floor, ceiling = caps
-    start = float(min(max(start, floor), ceiling))
-    searches = [_Search(start, floor, ceiling) for _ in range(cells)]
-    for step in range(1, STEPS + 1):
-        inverse = np.array([search.inverse for search in searches])
-        sums = sums_at(inverse)
-        curves, rows = sums[:3] + (0 if shrink is None else shrink.at(inverse)), sums[3].sum()
-        for search, column in zip(searches, curves.T.tolist(), strict=True):
-            search.see(_Curve(*column), rows, probe=step == PROBE)
-        if all(search.done for search in searches):
-            break
-    best = np.array([search.inverse for search in searches])
-    values = np.array([search.value for search in searches])
-    if shrink is not None:
-        values = values - shrink.at(best)[0]
-    capped = np.array([float(search.capped) for search in searches])
-    settled = all(search.done and not search.capped for search in searches)
-    return Tempered(best, float(values.sum() / rows), step, settled, capped)
-
-
-@dataclass(frozen=True)
-class _Curve:
-    """Value, slope and curvature of a cell's summed NLL at one b."""
-
-    value: float
-    slope: float
-    bend: float
-
-
-class _Search:
-    """One cell's search for the root of the slope, inside a bracket that shrinks."""
-
-    def __init__(self, start: float, low: float, high: float) -> None:
-        self.inverse, self.low, self.high = start, low, high
-        self.floor, self.ceiling = low, high
-        self.value, self.done, self.capped = math.nan, False, 0
-        self.settled: tuple[float, float] | None = None  # b and value, while the cap is probed
-
-    def see(self, here: _Curve, rows: float, *, probe: bool) -> None:
-        """Takes in the curve at the present b and moves on, or ends."""
-        if self.done:
-            return
-        if self.settled is not None and here.slope > 0:  # a minimum before the cap after all
-            self.inverse, self.value = self.settled
-            self.done = True
-            return
-        self.value = here.value
-        self.capped = (self.inverse == self.ceiling and here.slope <= 0) - (
-            self.inverse == self.floor and here.slope > 0
-        )
-        if here.slope == 0 and here.bend == 0:  # no rows, or rows that no temperature changes
-            self.done = True
-            return
-        if here.slope > 0:
-            self.high = self.inverse
-        else:
-            self.low = self.inverse
-        gain = here.slope**2 / (2 * here.bend) if here.bend > 0 else math.inf
-        self.done = bool(self.capped) or gain < ENOUGH * rows
-        if self.capped or not self.done:
-            self.inverse = self.inverse if self.capped else self._next(here, probe=probe)
-            return
-        end = self.inverse - here.slope / here.bend, here.value - gain
-        # Where next to nothing is left to gain upwards, the labels may be separated completely.
-        if here.slope < 0 and here.value < SURE * rows:
-            self.settled, self.done, self.inverse = end, False, self.ceiling
-            return
-        self.inverse, self.value = end
-
-    def _next(self, here: _Curve, *, probe: bool) -> float:
-        """Newton's step, or a safe one when Newton leaves the bracket.
-
-        Where the likelihood keeps growing, Newton creeps towards the cap by equal steps: one probe
-        of the cap itself settles whether there is a minimum before it.
-        """
-        outward = self.high if here.slope < 0 else self.low
-        if probe:
-            return outward
-        target = _newton_target(self.inverse, here)
-        return target if self.low < target < self.high else math.sqrt(self.inverse * outward)
-
-
-def _newton_target(inverse: float, here: _Curve) -> float:
-    """Newton in b below the minimum, in log b above it.
-
-    Above it the NLL grows like a straight line in b: nearly no curvature, and Newton in b would
-    jump below zero; in log b the same line is convex and the step is sound.
-    """
-    if here.slope < 0:
-        return inverse - here.slope / here.bend if here.bend > 0 else math.inf
-    slope, bend = inverse * here.slope, inverse**2 * here.bend + inverse * here.slope
-    return inverse * math.exp(-slope / bend)
-
-
-def _at_caps(inverse: Array, low: float, high: float) -> Array:
-    """1 where b lies at the ceiling, -1 where it lies at the floor."""
-    top, bottom = inverse >= high * (1 - 1e-9), inverse <= low * (1 + 1e-9)
-    side: Array = top.astype(float) - bottom.astype(float)
-    return side
 
 
 def _scale_sums(logits: Tensor, _: object) -> Tensor:
@@ -465,3 +245,176 @@ def _scale_value(sums: Tensor, _: float) -> float:
 # How far the top logit stands above the mean one, by the geometric mean so that no single row
 # decides: the unit in which a temperature is large or small.
 LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
+
+
+def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempered | None:
+    """The temperature that minimises a loss; None where no temperature matters.
+
+    Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
+    a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it.
+    """
+    scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
+    if scale == 0:
+        return None
+    low, high = 1 / (CAP * scale), CAP / scale
+    if loss is nll:
+        return _newton(data, None, 1, (low, high), start=_start(data, low, high))
+
+    def score(inverse: float) -> float:
+        # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
+        return measure(data, loss.after(lambda z: (z.double() if loss.smooth else z) * inverse))[0]
+
+    found = minimize_log(score, low, high)
+    capped = float(found.at >= high * (1 - 1e-9)) - float(found.at <= low * (1 + 1e-9))
+    at, side = np.array([found.at]), np.array([capped])
+    return Tempered(at, found.score, found.steps, found.converged, side)
+
+
+def temper_cells(
+    data: Data, cell_of: CellOf, cells: int, shrink: Shrinkage | None = None
+) -> Tempered | None:
+    """One temperature per cell, by NLL; None where no temperature matters at all.
+
+    Cells, such as predicted classes or groups, are independent problems that share every pass over
+    the data. One without rows stays at the centre of the shrinkage, or at T = 1 without one.
+    """
+    scale = measure(data, LOGIT_SCALE)[0]
+    if scale == 0:
+        return None
+    caps = 1 / (CAP * scale), CAP / scale
+    start = 1.0 if shrink is None else shrink.centre
+    return _newton(data, cell_of, cells, caps, shrink, start=start)
+
+
+def _start(data: Data, low: float, high: float) -> float:
+    """Where Newton begins: at T = 1, or at the answer of every eighth row where rows are many.
+
+    Two passes over all rows then do the work of five. Which rows were asked cannot be told from
+    the answer: the search over all of them ends at the same minimum.
+    """
+    part = []
+    if isinstance(data, Through) and data.kept:
+        for batch in data:  # without the features, all of which a view would keep alive
+            every = slice(None, None, THINNED)
+            part.append(unchecked(stored_logits(batch)[every], batch.labels[every]))
+    numbers = float(sum(stored_logits(batch).numel() for batch in part))
+    if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) < MANY:
+        return 1.0
+    found = _newton(part, None, 1, (low, high))
+    return 1.0 if found.capped.any() else float(found.inverse[0])
+
+
+def _newton(
+    data: Data,
+    cell_of: CellOf | None,
+    cells: int,
+    caps: tuple[float, float],
+    shrink: Shrinkage | None = None,
+    *,
+    start: float = 1.0,
+) -> Tempered:
+    """Every cell's search, one step each per pass, until all have settled.
+
+    The NLL is convex in b. With p = softmax(b z), the slope of a row is E_p[z] - z_y and the
+    curvature Var_p[z]: Newton's method inside a bracket finds the one minimum without a learning
+    rate, a seed or a negative T. Without `cell_of` all rows are one cell.
+    """
+    floor, ceiling = caps
+    start = float(min(max(start, floor), ceiling))
+    searches = [_Search(start, floor, ceiling) for _ in range(cells)]
+    for step in range(1, STEPS + 1):
+        inverse = np.array([search.inverse for search in searches])
+        sums = _sums(data, inverse, cell_of)
+        curves, rows = sums[:3] + (0 if shrink is None else shrink.at(inverse)), sums[3].sum()
+        for search, (value, slope, bend) in zip(searches, curves.T.tolist(), strict=True):
+            search.see(value, slope, bend, rows, probe=step == PROBE)
+        if all(search.done for search in searches):
+            break
+    best = np.array([search.inverse for search in searches])
+    values = np.array([search.value for search in searches])
+    if shrink is not None:
+        values = values - shrink.at(best)[0]
+    capped = np.array([float(search.capped) for search in searches])
+    settled = all(search.done and not search.capped for search in searches)
+    return Tempered(best, float(values.sum() / rows), step, settled, capped)
+
+
+def _sums(data: Data, inverse: Array, cell_of: CellOf | None) -> Array:
+    """Value, slope, curvature and rows of each cell: (4, c); one pass, one reduction."""
+    sums = torch.zeros(4, len(inverse), dtype=torch.float64)
+    for batch in data:
+        if not len(batch):
+            continue
+        logits = stored_logits(batch)
+        if cell_of is None or len(inverse) == 1:
+            curves = row_curves(logits, batch.labels, float(inverse[0]))
+            sums[:3, 0] += curves.sum(1, dtype=torch.float64).cpu()
+            sums[3, 0] += len(batch)
+            continue
+        cell = cell_of(batch).to(logits.device)
+        b = torch.from_numpy(inverse).to(logits)[cell]
+        curves = row_curves(logits, batch.labels, b).double()
+        rows = torch.cat([curves, torch.ones_like(curves[:1])]).cpu()
+        sums.index_add_(1, cell.cpu(), rows)
+    found: Array = dist.total(sums).numpy()
+    return found
+
+
+class _Search:
+    """One cell's search for the root of the slope, inside a bracket that shrinks."""
+
+    def __init__(self, start: float, low: float, high: float) -> None:
+        self.inverse, self.low, self.high = start, low, high
+        self.floor, self.ceiling = low, high
+        self.value, self.done, self.capped = math.nan, False, 0
+        self.settled: tuple[float, float] | None = None  # b and value, while the cap is probed
+
+    def see(self, value: float, slope: float, bend: float, rows: float, *, probe: bool) -> None:
+        """Takes in the summed NLL's curve at the present b and moves on, or ends."""
+        if self.done:
+            return
+        if self.settled is not None and slope > 0:  # a minimum before the cap after all
+            self.inverse, self.value = self.settled
+            self.done = True
+            return
+        self.value = value
+        self.capped = (self.inverse == self.ceiling and slope <= 0) - (
+            self.inverse == self.floor and slope > 0
+        )
+        if slope == 0 and bend == 0:  # no rows, or rows that no temperature changes
+            self.done = True
+            return
+        if slope > 0:
+            self.high = self.inverse
+        else:
+            self.low = self.inverse
+        if self.capped:
+            self.done = True
+            return
+        gain = slope**2 / (2 * bend) if bend > 0 else math.inf
+        if not gain < ENOUGH * rows:
+            self.inverse = self._next(slope, bend, probe=probe)
+        elif slope < 0 and value < SURE * rows:
+            # Next to nothing is left to gain upwards: the labels may be separated completely.
+            self.settled = self.inverse - slope / bend, value - gain
+            self.inverse = self.ceiling
+        else:
+            self.inverse, self.value = self.inverse - slope / bend, value - gain
+            self.done = True
+
+    def _next(self, slope: float, bend: float, *, probe: bool) -> float:
+        """Newton's step, or a safe one when Newton leaves the bracket.
+
+        In b below the minimum, in log b above it: there the NLL grows like a straight line in b
+        with nearly no curvature, and Newton in b would jump below zero; in log b the same line is
+        convex and the step is sound. Where the likelihood keeps growing, Newton creeps towards the
+        cap by equal steps: one probe of the cap settles whether there is a minimum before it.
+        """
+        b, outward = self.inverse, self.high if slope < 0 else self.low
+        if probe:
+            return outward
+        if slope < 0:
+            target = b - slope / bend if bend > 0 else math.inf
+        else:
+            target = b * math.exp(-(b * slope) / (b**2 * bend + b * slope))
+        return target if self.low < target < self.high else math.sqrt(b * outward)

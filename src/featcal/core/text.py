@@ -1,4 +1,8 @@
-"""The recipe is text: `clip(min_accuracy=0.99) | temperature`, read with `ast`, never evaluated."""
+"""Text that names things and their arguments, `clip(min_accuracy=0.99)`, read and never evaluated.
+
+Recipes of calibrators and training losses are both written this way. The grammar is Python's: a
+name, or a call with literal keyword arguments, which `ast` reads; recipes join steps by `|`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,29 @@ from typing import Generic, TypeVar, final
 from featcal.core.calibrator import METHODS, Calibrator
 from featcal.core.checks import InputError
 
-# --- Text that names things and their arguments, `clip(min_accuracy=0.99)`, read and never
-# evaluated.
-#
-# Recipes of calibrators and training losses are both written this way. The grammar is Python's: a
-# name, or a call with literal keyword arguments; `ast` reads it.
+Made = TypeVar("Made")
 
 LONGEST = 2000  # characters; no honest text comes near, and the parser is kept from deep nesting
+# What `ast.literal_eval` raises, and no more: "{[]: 1}" and ten thousand brackets among them.
+NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
-Made = TypeVar("Made")
+
+def parse(text: str) -> Calibrator:
+    """The fresh calibrator a recipe describes; `repr` of a calibrator gives the recipe back.
+
+    The grammar is Python's: names, calls with literal keyword arguments, and `|`.
+
+    Raises:
+        InputError: naming what cannot be read.
+    """
+
+    def steps(node: ast.expr, text: str) -> Calibrator:
+        match node:
+            case ast.BinOp(left, ast.BitOr(), right):
+                return steps(left, text) | steps(right, text)
+        return RECIPES.one(node, text)
+
+    return RECIPES.read(text, steps)
 
 
 def shown(text: str) -> str:
@@ -31,10 +49,6 @@ def shown(text: str) -> str:
 def signature(maker: Callable[..., object]) -> dict[str, object]:
     """The arguments a class or function takes by name, with their defaults."""
     return {key: a.default for key, a in inspect.signature(maker).parameters.items()}
-
-
-# What `ast.literal_eval` raises, and no more: "{[]: 1}" and ten thousand brackets among them.
-NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 
 
 @final
@@ -72,7 +86,14 @@ class Reader(Generic[Made]):
         Raises:
             InputError: naming what cannot be read.
         """
-        self._check(text)
+        given: object = text
+        if not isinstance(given, str):
+            kind = type(given).__name__
+            raise InputError(f"{self.text} is a {kind}: pass text, as in {self.example!r}")
+        if len(text) > LONGEST:
+            raise InputError(f"{self.text} is {len(text)} characters long: the limit is {LONGEST}")
+        if not text.strip():
+            raise InputError(f"{self.text} is empty: write for example {self.example!r}")
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             return (build or self.one)(tree, text)
@@ -85,86 +106,53 @@ class Reader(Generic[Made]):
 
     def one(self, node: ast.expr, text: str) -> Made:
         """What a single name or call stands for."""
+        where = f"{self.text} {shown(text)}"
         match node:
-            case ast.Call(ast.Name(name), [], keywords):
-                return self._make(name, keywords, text)
-            case ast.Call(ast.Name(name), [_, *_], _):
-                raise InputError(
-                    f"{self.text} {shown(text)}: {name} takes arguments by name only, "
-                    f"{self._as_in(name, text)}"
-                )
+            case ast.Call(ast.Name(name), positional, keywords):
+                pass
             case ast.Name(name):
-                return self._make(name, [], text)
-        raise InputError(
-            f"{self.text} {shown(text)}: cannot read {shown(ast.unparse(node))}; use {self.pieces}"
-        )
-
-    def _check(self, text: object) -> None:
-        if not isinstance(text, str):
-            raise InputError(
-                f"{self.text} is a {type(text).__name__}: pass text, as in {self.example!r}"
-            )
-        if len(text) > LONGEST:
-            raise InputError(f"{self.text} is {len(text)} characters long: the limit is {LONGEST}")
-        if not text.strip():
-            raise InputError(f"{self.text} is empty: write for example {self.example!r}")
-
-    def _make(self, name: str, keywords: list[ast.keyword], text: str) -> Made:
-        maker = self._find(name, text)
-        known = self.arguments(maker)
-        given: dict[str, object] = {}
-        for keyword in keywords:
-            if keyword.arg in given:
-                raise InputError(f"{self.text} {shown(text)}: {name} is given {keyword.arg} twice")
-            if keyword.arg is None or keyword.arg not in known:
-                raise InputError(
-                    f"{self.text} {shown(text)}: {name} has no argument {keyword.arg or '**'!r}: "
-                    f"{_those_there_are(keyword.arg, known)}"
-                )
-            given[keyword.arg] = self._literal(keyword, text)
-        return maker(**given)
-
-    def _literal(self, keyword: ast.keyword, text: str) -> object:
-        try:
-            return ast.literal_eval(keyword.value)
-        except NO_LITERAL as error:
-            value = shown(ast.unparse(keyword.value))[1:-1]
-            raise InputError(
-                f"{self.text} {shown(text)}: {keyword.arg}={value} is not a literal; write a "
-                "number, a string, True, False or None"
-            ) from error
-
-    def _find(self, name: str, text: str) -> Callable[..., Made]:
+                positional, keywords = [], []
+            case _:
+                piece = shown(ast.unparse(node))
+                raise InputError(f"{where}: cannot read {piece}; use {self.pieces}")
         if name not in self.known:
             near = [self.meant[name]] if name in self.meant else _nearest(name, self.known)
             meant = f"did you mean {near[0]}? There are" if near else "there are"
             raise InputError(
-                f"{self.text} {shown(text)}: no {self.item} is called {name!r}; {meant} "
+                f"{where}: no {self.item} is called {name!r}; {meant} "
                 f"{', '.join(sorted(self.known))}"
             )
-        return self.known[name]
-
-    def _as_in(self, name: str, text: str) -> str:
-        listed = _listed(self.arguments(self._find(name, text)))
-        return f"as in {name}({listed})" if listed else f"and {name} has none"
-
-
-def _listed(arguments: Mapping[str, object]) -> str:
-    return ", ".join(f"{key}={default!r}" for key, default in arguments.items())
+        known = self.arguments(self.known[name])
+        listed = ", ".join(f"{key}={default!r}" for key, default in known.items())
+        if positional:
+            example = f"as in {name}({listed})" if listed else f"and {name} has none"
+            raise InputError(f"{where}: {name} takes arguments by name only, {example}")
+        values: dict[str, object] = {}
+        for keyword in keywords:
+            if keyword.arg in values:
+                raise InputError(f"{where}: {name} is given {keyword.arg} twice")
+            if keyword.arg is None or keyword.arg not in known:
+                near = _nearest(keyword.arg or "", known)
+                meant = f"did you mean {near[0]}? It" if near else "it"
+                takes = f"{meant} takes {listed}" if known else "it takes none"
+                raise InputError(
+                    f"{where}: {name} has no argument {keyword.arg or '**'!r}: {takes}"
+                )
+            try:
+                values[keyword.arg] = ast.literal_eval(keyword.value)
+            except NO_LITERAL as error:
+                value = shown(ast.unparse(keyword.value))[1:-1]
+                raise InputError(
+                    f"{where}: {keyword.arg}={value} is not a literal; write a number, a string, "
+                    "True, False or None"
+                ) from error
+        return self.known[name](**values)
 
 
 def _nearest(given: str, known: Mapping[str, object]) -> list[str]:
     """The one known name that was meant, if any; "CLIP" is clip."""
     small = {name.lower(): name for name in known}
     return [small[name] for name in get_close_matches(given.lower(), small, n=1)]
-
-
-def _those_there_are(given: str | None, known: Mapping[str, object]) -> str:
-    """What to write instead of an argument that there is not."""
-    if not known:
-        return "it takes none"
-    near = _nearest(given or "", known)
-    return f"{f'did you mean {near[0]}? It' if near else 'it'} takes {_listed(known)}"
 
 
 RECIPES: Reader[Calibrator] = Reader(
@@ -175,21 +163,3 @@ RECIPES: Reader[Calibrator] = Reader(
     grammar="steps joined by '|', for example 'clip(min_accuracy=0.99) | temperature'",
     pieces="method names, literal keyword arguments and '|'",
 )
-
-
-def parse(text: str) -> Calibrator:
-    """The fresh calibrator a recipe describes; `repr` of a calibrator gives the recipe back.
-
-    The grammar is Python's: names, calls with literal keyword arguments, and `|`.
-
-    Raises:
-        InputError: naming what cannot be read.
-    """
-    return RECIPES.read(text, _steps)
-
-
-def _steps(node: ast.expr, text: str) -> Calibrator:
-    match node:
-        case ast.BinOp(left, ast.BitOr(), right):
-            return _steps(left, text) | _steps(right, text)
-    return RECIPES.one(node, text)

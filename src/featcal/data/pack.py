@@ -2,6 +2,7 @@
 
 A pack is a directory with `manifest.json`, `head.safetensors` (weight, bias) and the shards
 `<split>-00000.safetensors` (labels, and features or logits or both). Nothing in it is a pickle.
+What goes in is checked by `Gate`, batch by batch; what comes out is checked by `Pack.open`, once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -21,25 +22,28 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.core.batch import CHUNK_ROWS, Batch, Data, wide
-from featcal.core.checks import InputError
+from featcal.core.checks import InputError, check_batch, check_same
 from featcal.core.files import new_file, new_folder
 from featcal.core.progress import track
 from featcal.data.manifest import (
     FLOATS,
     HEAD,
+    INTEGERS,
     MANIFEST,
     REMEDY,
     SPLIT_NAME,
     TENSORS,
-    Gate,
-    HeadLike,
-    Layout,
     Manifest,
     Part,
-    head_tensors,
     read_manifest,
 )
 from featcal.heads.head import linear_of
+
+SHARD_ROWS = 65_536
+DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
+
+Expected = dict[str, tuple[tuple[int | None, ...], str]]  # of a file's tensors: shape and type
+HeadLike = nn.Linear | tuple[Tensor, Tensor | None]
 
 
 @final
@@ -62,7 +66,17 @@ class PackSplit:
 
     def __iter__(self) -> Iterator[Batch]:
         for shard in self.manifest.splits[self.name]:
-            yield from _chunks(self.path / shard.file, shard.rows or 0)
+            with _opened(self.path / shard.file) as file:
+                stored = {name: file.get_slice(name) for name in self.manifest.dtypes}
+                for start in range(0, shard.rows or 0, CHUNK_ROWS):
+                    # Views of the mapped file until they are widened.
+                    chunk = {key: part[start : start + CHUNK_ROWS] for key, part in stored.items()}
+                    features, logits = chunk.get("features"), chunk.get("logits")
+                    yield Batch(
+                        logits=None if logits is None else logits.float(),
+                        labels=chunk["labels"].to(torch.int64),
+                        features=None if features is None else wide(features),
+                    )
 
 
 @final
@@ -86,15 +100,30 @@ class Pack:
             InputError: when this is not a pack, or not a whole one.
         """
         path = Path(path)
-        _check_folder(path)
+        if not (path / MANIFEST).is_file():
+            why = ": it is a file, not a folder" if path.exists() else ": it does not exist"
+            remedy = '; make one with "featcal pack import FILE... -o DIR"'
+            if path.suffix == ".npz":
+                command = f"import {shlex.quote(str(path))} -o {shlex.quote(path.stem)}"
+                remedy = f'; import it with "featcal pack {command}"'
+            elif (path / "pack" / MANIFEST).is_file():  # where `featcal train` leaves it
+                why, remedy = ", but the folder of a run", f": give {path / 'pack'}"
+            elif path.is_dir():
+                why = f": it has no {MANIFEST}"
+            raise InputError(f"{path} is not a feature pack{why}{remedy}")
         manifest = read_manifest(path / MANIFEST)
-        for part in manifest.parts():
-            _check_size(path / part.file, part)
+        classes, features = manifest.classes, manifest.features
         if manifest.head is not None:
-            _check_header(path / manifest.head.file, _head_shapes(manifest))
-        for shards in manifest.splits.values():
-            for shard in shards:
-                _check_header(path / shard.file, _shard_shapes(manifest, shard), manifest.dtypes)
+            floats = "/".join(FLOATS.values())
+            head: Expected = {"weight": ((classes, features), floats), "bias": ((classes,), floats)}
+            _check_file(path, manifest.head, head)
+        columns = {"features": (features,), "labels": (), "logits": (classes,)}
+        for shard in (shard for shards in manifest.splits.values() for shard in shards):
+            expected: Expected = {
+                name: ((shard.rows, *columns[name]), TENSORS[name][dtype])
+                for name, dtype in manifest.dtypes.items()
+            }
+            _check_file(path, shard, expected)
         return cls(path, manifest)
 
     @property
@@ -107,9 +136,9 @@ class Pack:
         """The head in the features' precision, read anew on each call; None when none is stored."""
         if self.manifest.head is None:
             return None
+        double = self.manifest.dtypes.get("features") == "float64"
+        dtype = torch.float64 if double else torch.float32  # what the features come in
         with _opened(self.path / self.manifest.head.file) as file:
-            double = self.manifest.dtypes.get("features") == "float64"
-            dtype = torch.float64 if double else torch.float32  # what the features come in
             weight, bias = (file.get_tensor(name).to(dtype) for name in ("weight", "bias"))
         return linear_of(weight.clone(), bias.clone())
 
@@ -134,6 +163,14 @@ class Pack:
     def summary(self) -> dict[str, Any]:
         """What the pack holds, JSON-ready."""
         manifest = self.manifest
+        splits = {
+            name: {
+                "rows": manifest.rows(name),
+                "shards": len(shards),
+                "bytes": sum(shard.bytes for shard in shards),
+            }
+            for name, shards in manifest.splits.items()
+        }
         return {
             "name": self.path.resolve().name,
             "dataset": manifest.dataset,
@@ -141,16 +178,20 @@ class Pack:
             "features": manifest.features,
             "classes": manifest.classes,
             "head": manifest.head is not None,
-            "splits": {name: self._split_summary(name) for name in self.splits},
+            "splits": splits,
             "tensors": dict(manifest.dtypes),
             "bytes": sum(part.bytes for part in manifest.parts()),
             "meta": manifest.meta,
         }
 
-    def _split_summary(self, name: str) -> dict[str, int]:
-        shards = self.manifest.splits[name]
-        size = sum(shard.bytes for shard in shards)
-        return {"rows": self.manifest.rows(name), "shards": len(shards), "bytes": size}
+
+def demo_pack() -> Pack:
+    """CIFAR-100 through a Wide-ResNet-16-4: 256 features, 5,000 rows of val and 10,000 of test.
+
+    >>> demo_pack().splits
+    ('val', 'test')
+    """
+    return Pack.open(DEMO)
 
 
 def sha256(path: Path) -> str:
@@ -160,24 +201,6 @@ def sha256(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
-
-
-def _chunks(path: Path, rows: int) -> Iterator[Batch]:
-    """The batches of one shard; the slices are views of the mapped file until they are widened."""
-    with _opened(path) as file:
-        stored = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        for start in range(0, rows, CHUNK_ROWS):
-            chunk = {name: part[start : start + CHUNK_ROWS] for name, part in stored.items()}
-            yield _batch(chunk)
-
-
-def _batch(chunk: Mapping[str, Tensor]) -> Batch:
-    features, logits = chunk.get("features"), chunk.get("logits")
-    return Batch(
-        logits=None if logits is None else logits.float(),
-        labels=chunk["labels"].to(torch.int64),
-        features=None if features is None else wide(features),
-    )
 
 
 @contextmanager
@@ -191,133 +214,28 @@ def _opened(path: Path) -> Iterator[Any]:
         yield opened
 
 
-def _check_folder(path: Path) -> None:
-    if path.suffix == ".npz" and path.is_file():
-        command = f"featcal pack import {shlex.quote(str(path))} -o {shlex.quote(path.stem)}"
-        raise InputError(f'{path} is an .npz file, not a feature pack: import it with "{command}"')
-    if (path / MANIFEST).is_file():
-        return
-    inside = path / "pack"  # where `featcal train` leaves the one of a run
-    if (inside / MANIFEST).is_file():
-        raise InputError(f"{path} is not a feature pack, but the folder of a run: give {inside}")
-    why = f"it has no {MANIFEST}"
-    if not path.is_dir():
-        why = "it is a file, not a folder" if path.exists() else "it does not exist"
-    raise InputError(
-        f'{path} is not a feature pack: {why}; make one with "featcal pack import FILE... -o DIR"'
-    )
-
-
-def _check_size(path: Path, part: Part) -> None:
-    if not path.is_file():
-        raise InputError(f"{path} is missing: {REMEDY}")
-    size = path.stat().st_size
-    if size != part.bytes:
-        what = "truncated" if size < part.bytes else "not the file that was written"
-        raise InputError(
-            f"{path} has {size} bytes and the manifest says {part.bytes}: it is {what}; {REMEDY}"
-        )
-
-
-def _head_shapes(manifest: Manifest) -> dict[str, list[int | None]]:
-    return {"weight": [manifest.classes, manifest.features], "bias": [manifest.classes]}
-
-
-def _shard_shapes(manifest: Manifest, shard: Part) -> dict[str, list[int | None]]:
-    shapes: dict[str, list[int | None]] = {
-        "features": [shard.rows, manifest.features],
-        "labels": [shard.rows],
-        "logits": [shard.rows, manifest.classes],
-    }
-    return {name: shapes[name] for name in manifest.dtypes}
-
-
-def _check_header(
-    path: Path, shapes: Mapping[str, list[int | None]], dtypes: Mapping[str, str] | None = None
-) -> None:
-    """Compares the header of a file with the manifest; a head may have any floating type."""
+def _check_file(folder: Path, part: Part, expected: Expected) -> None:
+    """Compares the size and the header of a file with what the manifest says of it."""
+    path = folder / part.file
+    if not path.is_file() or path.stat().st_size != part.bytes:
+        raise InputError(f"{path} is missing, or has not its {part.bytes} bytes: {REMEDY}")
     with _opened(path) as file:
-        if set(file.keys()) != set(shapes):
-            _disagree(path, f"it holds {', '.join(file.keys())}", ", ".join(shapes))
-        for name, shape in shapes.items():
-            stored = file.get_slice(name)
-            found, dtype = stored.get_shape(), stored.get_dtype()
-            if found != shape:
-                _disagree(path, f"its {name} have shape {found}", str(shape))
-            allowed = [TENSORS[name][dtypes[name]]] if dtypes else list(FLOATS.values())
-            if dtype not in allowed:
-                _disagree(path, f"its {name} are {dtype}", " or ".join(allowed))
-
-
-def _disagree(path: Path, found: str, expected: str) -> None:
-    raise InputError(f"{path} disagrees with the manifest: {found}, not {expected}; {REMEDY}")
-
-
-# --- The shards of a pack: batches of any length go in, files of one length come out, each whole.
-
-SHARD_ROWS = 65_536
-
-
-def grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
-    """Cuts and collects batches into groups of exactly `rows` rows; the last may be shorter."""
-    group: list[Batch] = []
-    free = rows
-    for batch in batches:
-        while len(batch):
-            piece, batch = batch.rows(slice(0, free)), batch.rows(slice(free, None))
-            group.append(piece)
-            free -= len(piece)
-            if free == 0:
-                yield group
-                group, free = [], rows
-    if group:
-        yield group
-
-
-def save_shard(folder: Path, name: str, batches: list[Batch], layout: Layout) -> Part:
-    """Writes one shard; its name ends in the number of the shard."""
-    tensors = _merged(batches, layout)
-    return save_part(folder / f"{name}.safetensors", tensors, rows=len(tensors["labels"]))
-
-
-def _merged(batches: list[Batch], layout: Layout) -> dict[str, Tensor]:
-    columns = {name: [getattr(batch, name) for batch in batches] for name in layout.dtypes}
-    merged = {name: torch.cat(values) for name, values in columns.items()}
-    merged["labels"] = merged["labels"].to(getattr(torch, layout.dtypes["labels"]))
-    return merged
-
-
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes the manifest, whole or not at all."""
-    write_json(path, manifest.to_json())
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes JSON that appears whole or not at all."""
-    try:
-        with new_file(path, overwrite=True) as temporary:
-            temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
-    """Writes tensors to a file that appears whole or not at all."""
-    try:
-        with new_file(path, overwrite=True) as temporary:
-            save_file(tensors, temporary)
-    except (SafetensorError, OSError) as error:
-        raise _unwritable(path, error) from error
-    return Part(path.name, path.stat().st_size, sha256(path), rows)
-
-
-def _unwritable(path: Path, error: Exception) -> InputError:
-    return InputError(
-        f"output {path.name} cannot be written ({error}): free some space or choose another folder"
+        stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
+        found: Expected = {
+            key: (tuple(one.get_shape()), one.get_dtype()) for key, one in stored.items()
+        }
+    fits = found.keys() == expected.keys() and all(
+        shape == expected[key][0] and dtype in expected[key][1].split("/")
+        for key, (shape, dtype) in found.items()
     )
-
-
-# --- Writing a feature pack from batches that are at hand.
+    if not fits:
+        said, wanted = (
+            ", ".join(f"{key} {kind} {shape}" for key, (shape, kind) in sorted(tensors.items()))
+            for tensors in (found, expected)
+        )
+        raise InputError(
+            f"{path} disagrees with the manifest: it holds {said}, not {wanted}; {REMEDY}"
+        )
 
 
 def write_pack(
@@ -342,7 +260,7 @@ def write_pack(
         head: the linear head, or its weight (k, d) and bias (k,); no bias is stored as zeros.
         dataset: the name of the data set.
         model: the name of the network.
-        class_names: one name a class.
+        class_names: one name per class.
         meta: anything else worth keeping, as JSON.
         shard_rows: rows of a full shard.
 
@@ -350,16 +268,16 @@ def write_pack(
         InputError: for data no fit could use, by split, row and value; and for an unusable `path`.
     """
     check_splits(splits, shard_rows)
-    about = About.checked(dataset, model, class_names, meta)
-    gate = Gate(head_tensors(head), about.class_names)
+    about = described(dataset, model, class_names, meta)
+    gate = Gate(None if head is None else head_tensors(head), about.class_names)
     with new_folder(path) as folder:
-        shards = {
-            name: _write_split(folder, name, gate, data, shard_rows)
-            for name, data in track("write", list(splits.items()))
-        }
+        shards: dict[str, list[Part]] = {}
+        for name, data in track("write", list(splits.items())):
+            shards[name] = []
+            for batches in grouped(gate.checked(name, data), shard_rows):
+                shards[name].append(gate.save(folder, name, len(shards[name]), batches))
         stored = None if gate.head is None else save_part(folder / HEAD, gate.head)
-        assert gate.layout is not None  # every split has a row by now
-        write_manifest(folder / MANIFEST, about.manifest(gate.layout, stored, shards))
+        write_json(folder / MANIFEST, gate.manifest(about, stored, shards).to_json())
     return Pack.open(path)
 
 
@@ -374,87 +292,252 @@ def check_splits(splits: Mapping[str, object], shard_rows: int) -> None:
         raise InputError(f"shard_rows is {shard_rows}: it must be at least 1")
 
 
-@final
-@dataclass(frozen=True)
-class About:
-    """What a pack is about, in the words of whoever makes it."""
-
-    dataset: str
-    model: str
-    class_names: tuple[str, ...] | None
-    meta: dict[str, Any]
-
-    @classmethod
-    def checked(
-        cls,
-        dataset: object,
-        model: object,
-        class_names: Sequence[str] | None,
-        meta: Mapping[str, Any] | None,
-    ) -> About:
-        """The same words, or an error before the work begins."""
-        return cls(
-            _text("dataset", dataset), _text("model", model), _names(class_names), _json(meta)
-        )
-
-    def manifest(
-        self, layout: Layout, head: Part | None, splits: dict[str, tuple[Part, ...]]
-    ) -> Manifest:
-        """The manifest of a pack of these files."""
-        return Manifest(
-            dataset=self.dataset,
-            model=self.model,
-            class_names=self.class_names,
-            features=layout.features,
-            classes=layout.classes,
-            dtypes=layout.dtypes,
-            meta=self.meta,
-            head=head,
-            splits=splits,
-        )
-
-
-def _text(name: str, value: object) -> str:
-    if not isinstance(value, str):
-        raise InputError(f"{name} is {value!r}: it must be text")
-    return value
-
-
-def _names(names: Sequence[str] | None) -> tuple[str, ...] | None:
-    if names is None:
-        return None
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-        raise InputError("class_names must be a list of text: give one name a class")
-    return tuple(names)
-
-
-def _json(meta: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The values as the manifest will give them back, or an error before the work begins."""
+def described(
+    dataset: object,
+    model: object,
+    class_names: Iterable[str] | None,
+    meta: Mapping[str, Any] | None,
+) -> Manifest:
+    """A manifest of no files yet, in the words of whoever makes the pack."""
+    for name, value in (("dataset", dataset), ("model", model)):
+        if not isinstance(value, str):
+            raise InputError(f"{name} is {value!r}: it must be text")
+    names = None if class_names is None else tuple(class_names)
+    if isinstance(class_names, str) or not all(isinstance(name, str) for name in names or ()):
+        raise InputError("class_names must be a list of text: give one name per class")
     try:
-        return dict(json.loads(json.dumps(dict(meta or {}), allow_nan=False)))
+        kept = json.loads(json.dumps(dict(meta or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InputError(f"meta cannot be written as JSON ({error}): remove that value") from error
+    return Manifest(str(dataset), str(model), names, None, 0, {}, kept, None, {})
 
 
-def _write_split(
-    folder: Path, name: str, gate: Gate, data: Batch | Data, shard_rows: int
-) -> tuple[Part, ...]:
-    shards = []
-    for number, batches in enumerate(grouped(gate.checked(name, data), shard_rows)):
-        assert gate.layout is not None
-        shards.append(save_shard(folder, f"{name}-{number:05d}", batches, gate.layout))
-    return tuple(shards)
+def head_tensors(head: HeadLike) -> dict[str, Tensor]:
+    """Weight (k, d) and bias (k,) of a head, checked against each other; zeros for no bias."""
+    pair = (head.weight, head.bias) if isinstance(head, nn.Linear) else head
+    weight, bias = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
+    if isinstance(weight, Tensor) and bias is None:
+        bias = torch.zeros(weight.shape[:1], dtype=weight.dtype)
+    shapes = [tuple(part.shape) for part in (weight, bias) if isinstance(part, Tensor)]
+    if (
+        weight is None
+        or bias is None
+        or len(shapes) < 2
+        or shapes != [weight.shape, (len(weight),)]
+    ):
+        raise InputError(
+            f"head is a {type(head).__name__} of tensors of shapes {shapes}: give an nn.Linear, or "
+            "weight (classes, features) and bias (classes,)"
+        )
+    values = {"weight": weight, "bias": bias}
+    for name, part in values.items():
+        if _dtype(part) not in FLOATS or not bool(torch.isfinite(part.float()).all()):
+            raise InputError(
+                f"head {name} has type {_dtype(part)}, or is NaN or infinite in float32: give a "
+                f"trained head of {', '.join(FLOATS)}"
+            )
+        part = part.detach().cpu().clone(memory_format=torch.contiguous_format)
+        # A sigmoid's one row: class 0 gets the logit 0, as everywhere.
+        values[name] = part if len(weight) > 1 else torch.cat([torch.zeros_like(part), part])
+    return values
 
 
-# --- The pack that travels inside featcal, so that every command has something to run on.
+@final
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns and types of the stored tensors: d or None, k, and a type per tensor."""
 
-DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
+    features: int | None
+    classes: int
+    dtypes: dict[str, str]
+
+    @classmethod
+    def of(cls, batch: Batch, classes: int) -> Layout:
+        """The layout of one batch; labels take the smallest type that holds every class."""
+        features, logits = batch.features, batch.logits
+        fits = (name for name in INTEGERS if torch.iinfo(getattr(torch, name)).max >= classes - 1)
+        dtypes = {} if features is None else {"features": _dtype(features)}
+        dtypes["labels"] = next(fits)
+        if logits is not None:
+            classes, dtypes["logits"] = logits.shape[1], _dtype(logits)
+        return cls(None if features is None else features.shape[1], classes, dtypes)
+
+    def __str__(self) -> str:
+        columns = {"features": self.features, "logits": self.classes}
+        stored = [name for name in columns if name in self.dtypes]
+        return " and ".join(f"{self.dtypes[name]} {name} (n, {columns[name]})" for name in stored)
 
 
-def demo_pack() -> Pack:
-    """CIFAR-100 through a Wide-ResNet-16-4: 256 features, 5,000 rows of val and 10,000 of test.
+@final
+@dataclass
+class Gate:
+    """Lets through the batches that fit the head, the class names and the batches before them.
 
-    >>> demo_pack().splits
-    ('val', 'test')
+    Attributes:
+        head: weight and bias of the head, or None.
+        class_names: one name per class, or None.
+        layout: of all batches, set by the first one, or that of an earlier run.
     """
-    return Pack.open(DEMO)
+
+    head: dict[str, Tensor] | None
+    class_names: Sequence[str] | None
+    layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if self.layout is not None:
+            self._check_names(self.layout.classes)
+
+    def checked(self, name: str, data: Batch | Data, *, first_row: int = 0) -> Iterator[Batch]:
+        """The batches of one split, from a row on, in the types they are stored in.
+
+        Raises:
+            InputError: with the name of the split in front; also for a split without rows.
+        """
+        batches = [data] if isinstance(data, Batch) else data
+        if not isinstance(batches, Iterable):
+            raise InputError(
+                f"split '{name}': data is {type(data).__name__}: pass a Batch or a list of Batches"
+            )
+        rows = first_row
+        for batch in batches:
+            try:
+                stored = self._checked(batch, rows)
+            except InputError as error:
+                raise InputError(f"split '{name}': {error}") from error
+            rows += len(stored)
+            yield stored
+        if rows == 0:
+            raise InputError(f"split '{name}' is empty: give it rows or leave it out")
+
+    def save(self, folder: Path, split: str, number: int, batches: list[Batch]) -> Part:
+        """Writes checked batches as one shard."""
+        assert self.layout is not None
+        dtypes = self.layout.dtypes
+        tensors = {key: torch.cat([getattr(part, key) for part in batches]) for key in dtypes}
+        tensors["labels"] = tensors["labels"].to(getattr(torch, dtypes["labels"]))
+        path = folder / f"{split}-{number:05d}.safetensors"
+        return save_part(path, tensors, rows=len(tensors["labels"]))
+
+    def manifest(
+        self, about: Manifest, head: Part | None, shards: Mapping[str, Sequence[Part]]
+    ) -> Manifest:
+        """The manifest of a pack of these files."""
+        assert self.layout is not None  # every split has a row by now
+        return replace(
+            about,
+            features=self.layout.features,
+            classes=self.layout.classes,
+            dtypes=self.layout.dtypes,
+            head=head,
+            splits={split: tuple(parts) for split, parts in shards.items()},
+        )
+
+    def _checked(self, batch: Batch, first_row: int) -> Batch:
+        """The batch on the CPU, labels in int64 and logits no wider than they are read."""
+        if not isinstance(batch, Batch):
+            raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
+        if len(batch) == 0:
+            return batch
+        labels, features, logits = batch.labels.cpu(), batch.features, batch.logits
+        for name, values in (("features", features), ("logits", logits)):
+            if values is not None and (
+                values.ndim != 2 or not values.shape[1] or _dtype(values) not in FLOATS
+            ):
+                raise InputError(
+                    f"{name} have shape {tuple(values.shape)} and type {_dtype(values)}: they must "
+                    f"be (rows, columns) of {', '.join(FLOATS)}"
+                )
+        if not labels.is_floating_point() and labels.dtype != torch.bool:
+            labels = labels.to(torch.int64)
+        if logits is not None:
+            narrow = torch.float32 if logits.dtype == torch.float64 else logits.dtype
+            logits = logits.detach().to("cpu", narrow)
+        batch = Batch(logits, labels, None if features is None else features.detach().cpu())
+        layout = self.layout or self._first(batch)
+        check_batch(batch, classes=layout.classes, first_row=first_row)
+        found = Layout.of(batch, layout.classes)
+        if found != layout:
+            raise InputError(
+                f"{found} after {layout}: all batches of a pack must store the same tensors"
+            )
+        self.layout = layout
+        return batch
+
+    def _first(self, batch: Batch) -> Layout:
+        """The layout the first batch sets, once it agrees with the head and the class names."""
+        features, logits = batch.features, batch.logits
+        if self.head is None:
+            if logits is None:
+                raise InputError("the batch has no logits: add them, or pass features and the head")
+            classes = logits.shape[1]
+        else:
+            weight, bias = self.head["weight"], self.head["bias"]
+            classes, columns = weight.shape
+            if features is None:
+                raise InputError(
+                    "the batch has no features for the head: add them or leave the head out"
+                )
+            d = features.shape[1]
+            if columns != d:
+                turned = "it is transposed, give weight.T" if classes == d else "it is not theirs"
+                raise InputError(
+                    f"head weight has shape {tuple(weight.shape)} and the features have {d} "
+                    f"columns: it must be (classes, {d}); {turned}"
+                )
+            if logits is not None:  # the head must be the one that made them
+                few = features[:64].double()
+                check_same(few @ weight.double().T + bias.double(), logits[:64])
+        self._check_names(classes)
+        return Layout.of(batch, classes)
+
+    def _check_names(self, classes: int) -> None:
+        if self.class_names is not None and len(self.class_names) != classes:
+            raise InputError(
+                f"{len(self.class_names)} class_names for {classes} classes: give one name per "
+                "class"
+            )
+
+
+def grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
+    """Cuts and collects batches into groups of exactly `rows` rows; the last may be shorter."""
+    group: list[Batch] = []
+    free = rows
+    for batch in batches:
+        while len(batch):
+            piece, batch = batch.rows(slice(0, free)), batch.rows(slice(free, None))
+            group.append(piece)
+            free -= len(piece)
+            if free == 0:
+                yield group
+                group, free = [], rows
+    if group:
+        yield group
+
+
+def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
+    """Writes tensors to a file that appears whole or not at all."""
+    with _whole_file(path) as temporary:
+        save_file(tensors, temporary)
+    return Part(path.name, path.stat().st_size, sha256(path), rows)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes JSON that appears whole or not at all."""
+    with _whole_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[Path]:
+    try:
+        with new_file(path, overwrite=True) as temporary:
+            yield temporary
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"output {path.name} cannot be written ({error}): free some space or choose another "
+            "folder"
+        ) from error
+
+
+def _dtype(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")

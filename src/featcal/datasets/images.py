@@ -1,18 +1,19 @@
-"""Labelled images in memory: the bytes of the pixels and one label an image, checked once.
+"""Labelled images in memory: bytes of pixels and one label per image, their cuts and their values.
 
 A whole CIFAR is 180 MB as bytes, so that a data set stays in memory (or on the GPU) and only the
-images of a step become floats (`normalise.py`).
+images of a step become floats.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,20 @@ from featcal.core.progress import tell
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Bytes = npt.NDArray[np.uint8]
+Triple = tuple[float, float, float]
+TestNorm = Literal["matched", "reference"]
+
+CHUNK = 4096  # images that are counted at once, to bound the memory
+DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
+WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
+
+PUBLISHED_VAL = 5000
+CIFAR_SEED = 1
+IMAGENET_SEED = 42
+LEAST_FIFTH = 5  # images, below which a fifth of them is none
+SHUFFLE = f"the shuffle of numpy's legacy seed {CIFAR_SEED}"
 
 
 @final
@@ -41,18 +56,14 @@ class Images:
 
     def __post_init__(self) -> None:
         """Refuses shapes and types that are not those above."""
-        pixels, labels = self.pixels, self.labels
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
-            raise InputError(
-                f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}: give torch.uint8 of "
-                "shape (images, height, width, 3)"
-            )
-        if labels.dtype != torch.int64 or labels.shape != (len(pixels),):
+        check_pixels(self.pixels)
+        labels, images = self.labels, len(self.pixels)
+        if labels.dtype != torch.int64 or labels.shape != (images,):
             raise InputError(
                 f"labels are {labels.dtype} of shape {tuple(labels.shape)}: give torch.int64 of "
-                f"shape ({len(pixels)},), one label an image"
+                f"shape ({images},), one label per image"
             )
-        if len(pixels) == 0:
+        if images == 0:
             raise InputError("pixels hold no image: give at least one")
 
     def __len__(self) -> int:
@@ -80,7 +91,7 @@ class ImageData:
 
     Attributes:
         name: What it is called in packs and tables.
-        class_names: One name a class, by label.
+        class_names: One name per class, by label.
         train: The images to train on.
         test: The images to judge by.
         val: The images to fit calibrators on, where the data set has such a part of its own.
@@ -98,8 +109,7 @@ class ImageData:
 
     def __post_init__(self) -> None:
         """Refuses parts that do not belong together."""
-        parts = {"train": self.train, "test": self.test}
-        check_parts(parts if self.val is None else parts | {"val": self.val}, self.class_names)
+        check_parts(self.class_names, train=self.train, test=self.test, val=self.val)
 
 
 @final
@@ -109,7 +119,7 @@ class Splits:
 
     Attributes:
         name: What the data set is called.
-        class_names: One name a class, by label.
+        class_names: One name per class, by label.
         train: The images the network is trained on.
         val: The images that calibrators are fitted on.
         test: The images that judge.
@@ -135,57 +145,94 @@ class Splits:
     def __post_init__(self) -> None:
         """Refuses parts that do not belong together."""
         parts = {"train": self.train, "val": self.val, "test": self.test}
-        held = {} if self.held_out is None else {"held_out": self.held_out}
-        check_parts(parts | held, self.class_names)
+        check_parts(self.class_names, **parts, held_out=self.held_out)
 
 
-def check_parts(parts: dict[str, Images], class_names: tuple[str, ...]) -> None:
-    """Refuses images of several sizes, and labels without a class."""
+def check_pixels(pixels: Tensor) -> None:
+    """Refuses anything but bytes (n, h, w, 3)."""
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
+        raise InputError(
+            f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}: give torch.uint8 of "
+            "shape (images, height, width, 3)"
+        )
+
+
+def check_parts(class_names: tuple[str, ...], **parts: Images | None) -> None:
+    """Refuses images of several sizes, labels without a class, and a class name given twice."""
     if len(set(class_names)) != len(class_names):
         raise InputError("class_names has a name twice: give every class a name of its own")
-    size = parts["train"].size
-    for part, images in parts.items():
+    given = {part: images for part, images in parts.items() if images is not None}
+    size, classes = given["train"].size, len(class_names)
+    for part, images in given.items():
         if images.size != size:
             raise InputError(
                 f"the images of {part} are {images.size} and those of train {size} pixels: give "
                 "all the same size"
             )
-        check_labels(images.labels, len(class_names), f"the labels of {part}")
+        low, high = int(images.labels.min()), int(images.labels.max())
+        if low < 0 or high >= classes:
+            raise InputError(
+                f"the labels of {part} go from {low} to {high} and there are {classes} classes: "
+                f"labels must be 0 to {classes - 1}"
+            )
 
 
-def check_labels(labels: Tensor, classes: int, where: str) -> None:
-    """Refuses labels that are not 0, ..., classes - 1."""
-    if len(labels) == 0:
-        raise InputError(f"{where}: there is none: give one label an image")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
+def decode(
+    paths: Sequence[Path], label: str, prepare: Callable[[Image], Image] | None = None
+) -> Iterator[Bytes]:
+    """The pixels (height, width, 3) of each image file, in order; several are decoded at once.
+
+    Args:
+        paths: The files.
+        label: Of the progress that is told.
+        prepare: What is done to an image before its pixels are taken.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
         raise InputError(
-            f"{where} go from {low} to {high} and there are {classes} classes: labels must be "
-            f"0 to {classes - 1}; check that the file belongs to this data set"
-        )
+            "image files need the package pillow: pip install 'featcal[train]'"
+        ) from error
+
+    def read(path: Path) -> Bytes:
+        with reading(path, Image.DecompressionBombError), Image.open(path) as file:
+            if file.mode.startswith(WIDE):  # pillow would cut them off at 255 without a word
+                raise InputError(
+                    f"{path} has 16-bit or float pixels: save it with 8 bits per channel"
+                )
+            image = file.convert("RGB")
+        return np.array(image if prepare is None else prepare(image))
+
+    tell(label, 0, len(paths))
+    # Threads, for pillow decodes without Python's lock.
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    try:
+        for done, pixels in enumerate(pool.map(read, paths), start=1):
+            yield pixels
+            tell(label, done, len(paths))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def check_count(images: int, labels: int, where: str) -> None:
-    """Refuses images and labels of different number."""
-    if images != labels:
-        raise InputError(
-            f"{where} has {images} images and {labels} labels: one of the files is incomplete, "
-            "copy them again"
-        )
+@contextmanager
+def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Names a file that is missing or damaged; permissions are the affair of `load_images`."""
+    damage: tuple[type[Exception], ...] = (*DAMAGE, *more)
+    try:
+        yield
+    except (InputError, PermissionError):
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: copy it there") from error
+    except damage as error:
+        why = str(error).replace(f" {str(path)!r}", "")
+        raise InputError(f"{path} cannot be read ({why}): copy it again") from error
 
 
-# --- Bytes to what a network is fed: (pixel / 255 - mean) / std by channel, and the published
-# values.
-#
 # The published CIFAR runs divide by the mean of the standard deviations of single images, not by
-# the
-# standard deviation of all pixels, and feed CIFAR-100's test images with ImageNet's values while
-# train and val have CIFAR-10's: val and test then differ in contrast, and what is fitted on val is
-# biased for test. `test_norm="reference"` repeats that, `"matched"` does not.
-
-Triple = tuple[float, float, float]
-TestNorm = Literal["matched", "reference"]
-CHUNK = 4096  # images that are counted at once, to bound the memory
+# the standard deviation of all pixels, and feed CIFAR-100's test images with ImageNet's values
+# while train and val have CIFAR-10's: val and test then differ in contrast, and what is fitted on
+# val is biased for test. `test_norm="reference"` repeats that, `"matched"` does not.
 
 
 @final
@@ -211,19 +258,24 @@ class Normalisation:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Bytes (n, h, w, 3) to float32 (n, 3, h, w) in channels-last order, on their device."""
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
-            raise InputError(
-                f"Normalisation: pixels are {pixels.dtype} of shape {tuple(pixels.shape)}: give "
-                "torch.uint8 of shape (images, height, width, 3)"
-            )
+        check_pixels(pixels)
         scaled = pixels.contiguous().to(torch.float32).div_(255)
-        scaled.sub_(_row(self.mean, pixels.device)).div_(_row(self.std, pixels.device))
-        return scaled.permute(0, 3, 1, 2)
+        # Filled on the device: a copy from the host is not allowed while a CUDA graph is recorded.
+        mean, std = (
+            torch.stack([torch.full((), value, device=pixels.device) for value in values])
+            for values in (self.mean, self.std)
+        )
+        return scaled.sub_(mean).div_(std).permute(0, 3, 1, 2)
 
     @classmethod
     def measured(cls, images: Images) -> Normalisation:
         """The values of these images: give those that are trained on, never test images."""
-        counts = torch.stack([_counts(images.pixels[..., channel]) for channel in range(3)])
+        # How many bytes there are of each of the 256 values: exact, in any order of the images.
+        counts = torch.zeros(3, 256, dtype=torch.float64)
+        for part in torch.split(images.pixels, CHUNK):
+            for channel in range(3):
+                found = torch.bincount(part[..., channel].flatten(), minlength=256)
+                counts[channel] += found.cpu()
         levels = torch.arange(256, dtype=torch.float64) / 255
         shares = counts / counts.sum(1, keepdim=True)
         mean = shares @ levels
@@ -234,26 +286,7 @@ class Normalisation:
                 "every pixel of the images: check them, or in Python give the values with "
                 "Normalisation(mean, std)"
             )
-        return cls(_triple(mean), _triple(std))
-
-
-def _row(values: Triple, device: torch.device) -> Tensor:
-    # Filled on the device: a copy from the host is not allowed while a CUDA graph is recorded.
-    return torch.stack(
-        [torch.full((), value, dtype=torch.float32, device=device) for value in values]
-    )
-
-
-def _counts(channel: Tensor) -> Tensor:
-    """How many bytes there are of each of the 256 values: exact, in any order of the images."""
-    parts = [channel[i : i + CHUNK] for i in range(0, len(channel), CHUNK)]
-    counts = [torch.bincount(part.flatten(), minlength=256) for part in parts]
-    return torch.stack(counts).sum(0).to("cpu", torch.float64)
-
-
-def _triple(values: Tensor) -> Triple:
-    red, green, blue = values.tolist()
-    return red, green, blue
+        return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
 
 CIFAR = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
@@ -277,9 +310,9 @@ def normalisations(
         raise InputError(f"test_norm={test_norm!r}: give 'matched' or 'reference'")
     if measure is not None:
         if test_norm == "reference":
-            raise InputError(
-                "test_norm='reference' repeats published values and measure replaces them: give "
-                "one of the two"
+            raise ArgumentError(
+                "<test_norm> reference repeats published values of CIFAR, and here the training "
+                "images are measured: leave it out"
             )
         own = Normalisation.measured(measure)
         return own, own
@@ -292,86 +325,11 @@ def normalisations(
     return PUBLISHED[name], test[name]
 
 
-# --- Image files to arrays of bytes, by pillow, several at once: it decodes without Python's
-# lock.
-
-Bytes = npt.NDArray[np.uint8]
-WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
-DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-
-
-def need_pillow() -> None:
-    """Refuses to go on without the package that decodes."""
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise InputError(
-            "image files need the package pillow: pip install 'featcal[train]'"
-        ) from error
-
-
-def decoded(path: Path, prepare: Callable[[Image], Image] | None = None) -> Bytes:
-    """The pixels of an image file as bytes (height, width, 3).
-
-    Args:
-        path: The file.
-        prepare: What is done to the image before its pixels are taken.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(path) as file:
-            _check_depth(path, file.mode)
-            image = file.convert("RGB")
-    except (InputError, PermissionError):  # no damage; `load_images` speaks of permissions
-        raise
-    except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise InputError(
-            f"{path} cannot be read as an image ({_why(error, path)}): copy it again or remove it"
-        ) from error
-    return np.array(image if prepare is None else prepare(image))
-
-
-def _why(error: Exception, path: Path) -> str:
-    """Pillow's reason, without the path that the sentence begins with."""
-    return str(error).replace(f" {str(path)!r}", "")
-
-
-def _check_depth(path: Path, mode: str) -> None:
-    """Refuses pixels that pillow would cut off at 255 without a word."""
-    if mode.startswith(WIDE):
-        raise InputError(f"{path} has 16-bit or float pixels: save it with 8 bits a channel")
-
-
-def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
-    """Does `work` on every item, tells how far it is, and stops at the first that fails."""
-    found: list[Result] = []
-    tell(label, 0, len(items))
-    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
-    try:
-        for result in pool.map(work, items):
-            found.append(result)
-            tell(label, len(found), len(items))
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return found
-
-
-# --- Which images train, which calibrate: the published cuts, by their own seeds.
-#
-# CIFAR (the code of Mukhoti et al., NeurIPS 2020, and of all who compare with it): the indices of
-# the 50,000 training images, shuffled by numpy's legacy generator with seed 1; the first 5,000 are
-# val. ImageNet (the code of Tao et al., AAAI 2025): the 50,000 official validation images, shuffled
-# by torch with seed 42; the first fifth is val, the rest is test. Neither touches a global
-# generator.
-
-PUBLISHED_VAL = 5000
-CIFAR_SEED = 1
-IMAGENET_SEED = 42
-LEAST_FIFTH = 5  # images, below which a fifth of them is none
-SHUFFLE = f"the shuffle of numpy's legacy seed {CIFAR_SEED}"
+# Which images train, which calibrate. CIFAR (the code of Mukhoti et al., NeurIPS 2020, and of all
+# who compare with it): the indices of the 50,000 training images, shuffled by numpy's legacy
+# generator with seed 1; the first 5,000 are val. ImageNet (the code of Tao et al., AAAI 2025): the
+# 50,000 official validation images, shuffled by torch with seed 42; the first fifth is val, the
+# rest is test. Neither touches a global generator.
 
 
 def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, Tensor]:
@@ -385,16 +343,22 @@ def published_split(n: int = 50_000, val: int = PUBLISHED_VAL) -> tuple[Tensor, 
         The indices to train on, and those of val, both in the order of the shuffle.
     """
     check_whole("published_split", 2, n=n)
-    check_whole("published_split", 1, val=val)
-    if val >= n:
-        raise InputError(
-            f"published_split: val={val} of n={n} images leaves nothing to train on: give a val "
-            f"from 1 to {n - 1}"
+    return _cut(n, val=val)
+
+
+def _cut(n: int, **named: int) -> tuple[Tensor, Tensor]:
+    """What is left of the indices of `n` images, and the first of their shuffle: so many."""
+    check_whole("split", 1, **named)
+    ((name, count),) = named.items()
+    if count >= n:
+        raise ArgumentError(
+            f"<{name}> is {count} of {n} images and leaves nothing to train on: give at most "
+            f"{n - 1}"
         )
     order = list(range(n))  # a list as in the published code
     np.random.RandomState(CIFAR_SEED).shuffle(order)
     index = torch.tensor(order)
-    return index[val:], index[:val]
+    return index[count:], index[:count]
 
 
 def imagenet_split(n: int = 50_000) -> tuple[Tensor, Tensor]:
@@ -424,62 +388,33 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
         InputError: where the counts leave nothing to train on, or are no whole numbers.
     """
     check_whole("split", 0, held_out=held_out)
-    if val is not None:
-        check_whole("split", 1, val=val)
-    rest, val_index, how = _train_and_val(data, val)
-    train, held_index = _held_out(rest, held_out)
-    if held_index is not None:
+    images, own = len(data.train), data.val
+    train, val_index, held_index, how = torch.arange(images), None, None, data.how
+    if own is None:
+        count = default_val(images) if val is None else val
+        train, val_index = _cut(images, val=count)
+        own = data.train.rows(val_index)
+        how = f"val: {count} of {images} training images, the first in {SHUFFLE}"
+    elif val is not None:
+        raise ArgumentError(
+            f"<val> is {val}, and {data.name} has a val part of its own of {len(own)} "
+            "images: leave <val> out"
+        )
+    if held_out:
+        left = len(train)
+        rest, held = _cut(left, held_out=held_out)
+        train, held_index = train[rest], train[held]
         which = "training images" if val_index is None else "that are left"
-        how += f"; held out: {held_out} of the {len(rest)} {which}, the first in {SHUFFLE}"
-    how += f"; {data.note}" if data.note else ""
+        how += f"; held out: {held_out} of the {left} {which}, the first in {SHUFFLE}"
     return Splits(
         name=data.name,
         class_names=data.class_names,
         train=data.train.rows(train),
-        val=_val_images(data, val_index),
+        val=own,
         test=data.test,
         train_index=train,
         val_index=val_index,
         held_out=None if held_index is None else data.train.rows(held_index),
         held_out_index=held_index,
-        how=how,
+        how=f"{how}; {data.note}" if data.note else how,
     )
-
-
-def _train_and_val(data: ImageData, val: int | None) -> tuple[Tensor, Tensor | None, str]:
-    if data.val is not None:
-        if val is not None:
-            raise ArgumentError(
-                f"<val> is {val}, and {data.name} has a val part of its own of {len(data.val)} "
-                "images: leave <val> out"
-            )
-        return torch.arange(len(data.train)), None, data.how
-    images = len(data.train)
-    count = default_val(images) if val is None else val
-    if count >= images:
-        raise ArgumentError(
-            f"<val> is {count} of {images} training images and leaves nothing to train on: give "
-            f"a <val> from 1 to {images - 1}"
-        )
-    train, index = published_split(images, count)
-    how = f"val: {count} of {images} training images, the first in {SHUFFLE}"
-    return train, index, how
-
-
-def _held_out(train: Tensor, held_out: int) -> tuple[Tensor, Tensor | None]:
-    if held_out == 0:
-        return train, None
-    if held_out >= len(train):
-        raise ArgumentError(
-            f"<held_out> is {held_out} of {len(train)} images to train on: give 0 (none) or at "
-            f"most {len(train) - 1}"
-        )
-    rest, held = published_split(len(train), held_out)
-    return train[rest], train[held]
-
-
-def _val_images(data: ImageData, index: Tensor | None) -> Images:
-    if index is not None:
-        return data.train.rows(index)
-    assert data.val is not None
-    return data.val

@@ -1,4 +1,9 @@
-"""What a model is called with: tensors with names, some of whose axes may have any size."""
+"""What a model is called with, and which of the tensors it gives is exported.
+
+Inputs are tensors with names, some of whose axes may have any size. The output is proved on the
+example: the tensor is one that the calibrated head makes, as it is or through a softmax or sigmoid
+behind it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import NamedTuple, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +20,6 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.heads.find import (
     AS_IT_IS,
-    Call,
     check_bare,
     check_not_multilabel,
     few_rows,
@@ -30,8 +34,20 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Dynamic = Mapping[str, Mapping[int, str]]  # input name -> axis -> the name of its size
 
 BATCH = "batch"  # the size that counts rows
-CHUNK_ROWS = 256  # rows a call of a model: whole networks may be behind it
+CHUNK_ROWS = 256  # rows per call of a model: whole networks may be behind it
 WIDE = torch.float32  # what 16-bit floats become where a runtime has no kernels for them
+
+LOGITS, PROBABILITIES = "logits", "probabilities"
+NEITHER = "log-sigmoids"
+REMEDY = "let it give its logits alone, or an object or dict with logits"
+# What a model gives where this stands between its logits and its output.
+HELD = {
+    AS_IT_IS: LOGITS,
+    "log_softmax": LOGITS,  # their softmax is the model's own
+    "softmax": PROBABILITIES,
+    "sigmoid": PROBABILITIES,
+    "logsigmoid": NEITHER,
+}
 
 
 @dataclass(frozen=True)
@@ -61,12 +77,38 @@ class Inputs:
             remedy = "export calibrator.wrap(head), or the model it is attached to"
             raise InputError(f"{type(model).__name__} is no model: give an nn.Module; {remedy}")
         check_bare(model)
-        values = _named(model, example)
-        keywords = isinstance(example, Mapping)
+        given = [example] if isinstance(example, Tensor) else example
+        keywords = isinstance(given, Mapping)
+        tensors = list(given.values() if isinstance(given, Mapping) else given or ())
+        if not tensors or not all(isinstance(value, Tensor) for value in tensors):
+            raise InputError(
+                f"example is {type(example).__name__}: give a tensor, a tuple of them, or a dict "
+                "of them by name"
+            )
+        if isinstance(given, Mapping):
+            names = [str(name) for name in given]
+        else:
+            named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            known = inspect.signature(model.forward).parameters.values()
+            names = [parameter.name for parameter in known if parameter.kind in named]
+            if isinstance(model, CalibratedHead) and isinstance(model.uncalibrated, nn.Identity):
+                names[0] = "logits"  # where forward says features: `wrap()` has no layer before
+            names = names[: len(tensors)]  # numbers go on where forward stops naming its arguments
+            names += [f"input_{place}" for place in range(len(names), len(tensors))]
+        values = dict(zip(names, tensors, strict=True))
         if dynamic is None:
             _same_rows(values)
             return cls(values, keywords, {name: {0: BATCH} for name in values})
-        return cls(values, keywords, _checked(dynamic, values))
+        for name, axes in dynamic.items():
+            if name not in values:
+                raise InputError(f"dynamic: {name!r} is no input; there are {', '.join(values)}")
+            for axis, size in axes.items():
+                if axis not in range(values[name].ndim) or not isinstance(size, str) or not size:
+                    raise InputError(
+                        f"dynamic: {name} has {values[name].ndim} axes, and {axis!r}: {size!r} is "
+                        "no name of a size of one of them, such as 0: 'batch'"
+                    )
+        return cls(values, keywords, {name: dict(axes) for name, axes in dynamic.items() if axes})
 
     def like(self, example: Example) -> Inputs:
         """Other inputs for the same call: of the same names, types and sizes, but for free ones."""
@@ -78,22 +120,19 @@ class Inputs:
             raise InputError(f"rows must hold what the example holds: {', '.join(known)}")
         found = dict(zip(names, values, strict=True))
         for name, shown in self.values.items():
-            self._check_like(name, shown, found[name])
+            free, value = self.axes.get(name, {}), found[name]
+            fixed = [axis for axis in range(shown.ndim) if axis not in free]
+            if (
+                not isinstance(value, Tensor)
+                or (value.dtype, value.ndim) != (shown.dtype, shown.ndim)
+                or any(value.shape[axis] != shown.shape[axis] for axis in fixed)
+            ):
+                raise InputError(
+                    f"rows: {name} is {_described(value)}, the example has {_described(shown)}: "
+                    "give rows of the same kind"
+                )
         _same_rows({name: found[name] for name in self._with_rows()})
         return replace(self, values={name: found[name] for name in known})
-
-    def _check_like(self, name: str, shown: Tensor, value: object) -> None:
-        free = self.axes.get(name, {})
-        if (
-            not isinstance(value, Tensor)
-            or value.dtype != shown.dtype
-            or value.ndim != shown.ndim
-            or any(value.shape[a] != shown.shape[a] for a in range(shown.ndim) if a not in free)
-        ):
-            raise InputError(
-                f"rows: {name} is {_described(value)}, the example has {_described(shown)}: "
-                "give rows of the same kind"
-            )
 
     @property
     def rows(self) -> int:
@@ -145,80 +184,20 @@ def portable(value: Tensor) -> Tensor:
     return value.detach().to("cpu", WIDE if narrow else value.dtype)
 
 
-def _named(model: nn.Module, example: Example) -> dict[str, Tensor]:
-    given = [example] if isinstance(example, Tensor) else example
-    if not isinstance(given, (Sequence, Mapping)) or not given:
-        raise InputError(
-            f"example is {type(example).__name__}: give a tensor, a tuple of them, or a dict of "
-            "them by name"
-        )
-    if isinstance(given, Mapping):
-        values = {str(name): value for name, value in given.items()}
-    else:
-        values = dict(zip(_positional_names(model, len(given)), given, strict=True))
-    for name, value in values.items():
-        if not isinstance(value, Tensor):
-            raise InputError(f"example: {name} is {type(value).__name__}: every input is a tensor")
-    return values
-
-
-def _positional_names(model: nn.Module, count: int) -> list[str]:
-    """The names `forward` gives its first arguments; numbers go on where it stops naming them."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    known = inspect.signature(model.forward).parameters.values()
-    names = [parameter.name for parameter in known if parameter.kind in kinds][:count]
-    if isinstance(model, CalibratedHead) and isinstance(model.uncalibrated, nn.Identity):
-        names[0] = "logits"  # where forward says features: `wrap()` has no layer before them
-    return names + [f"input_{place}" for place in range(len(names), count)]
-
-
 def _same_rows(values: Mapping[str, Tensor]) -> None:
-    sizes = {name: tuple(value.shape[:1]) for name, value in values.items()}
-    if len(set(sizes.values())) > 1 or () in sizes.values() or (0,) in sizes.values():
-        shown = ", ".join(f"{name}: {tuple(values[name].shape)}" for name in values)
+    sizes = {tuple(value.shape[:1]) for value in values.values()}
+    if len(sizes) > 1 or sizes & {(), (0,)}:
+        shown = ", ".join(f"{name}: {tuple(value.shape)}" for name, value in values.items())
         raise InputError(
             f"inputs must have the same number of rows, at least one, in their first axis "
             f"({shown}): say with dynamic= which axes count rows"
         )
 
 
-def _checked(dynamic: Dynamic, values: Mapping[str, Tensor]) -> dict[str, dict[int, str]]:
-    for name, axes in dynamic.items():
-        if name not in values:
-            raise InputError(f"dynamic: {name!r} is no input; there are {', '.join(values)}")
-        for axis, size in axes.items():
-            if axis not in range(values[name].ndim) or not isinstance(size, str) or not size:
-                raise InputError(
-                    f"dynamic: {name} has {values[name].ndim} axes, and {axis!r}: {size!r} is no "
-                    "name of a size of one of them, such as 0: 'batch'"
-                )
-    return {name: dict(axes) for name, axes in dynamic.items() if axes}
-
-
 def _described(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
-
-
-# --- Which of the tensors a model gives is exported, and whether it holds logits or
-# probabilities.
-#
-# Both are proved on the example: the tensor is one that the calibrated head makes, as it is or
-# through a softmax or sigmoid behind it.
-
-LOGITS, PROBABILITIES = "logits", "probabilities"
-NEITHER = "log-sigmoids"
-REMEDY = "let it give its logits alone, or an object or dict with logits"
-
-# What a model gives where this stands between its logits and its output.
-HELD = {
-    AS_IT_IS: LOGITS,
-    "log_softmax": LOGITS,  # their softmax is the model's own
-    "softmax": PROBABILITIES,
-    "sigmoid": PROBABILITIES,
-    "logsigmoid": NEITHER,
-}
 
 
 @final
@@ -239,8 +218,10 @@ class Output:
         return outputs_in(given)[self.place]
 
     def chances(self, values: Tensor) -> Tensor:
-        """The probabilities that values of this tensor stand for."""
-        return values if self.name == PROBABILITIES else chances(values)
+        """The probabilities of these values: a sigmoid where there is one per row, or softmax."""
+        if self.name == PROBABILITIES:
+            return values
+        return values.sigmoid() if values.shape[1:].numel() == 1 else values.softmax(1)
 
     def predicted(self, values: Tensor) -> Tensor:
         """The predicted class of each row (n, k); k = 1 for the value of class 1 alone."""
@@ -248,30 +229,13 @@ class Output:
         return values[:, 0] > middle if values.shape[1] == 1 else values.argmax(1)
 
     def rows(self, values: Tensor) -> Tensor:
-        """(n, k) float64 of values as the model gives them; k = 1 for one value a row."""
+        """(n, k) float64 of values as the model gives them; k = 1 for one value per row."""
         if values.ndim == 0 or values.shape[2:].numel() != 1:
             raise InputError(
                 f"the model gives {self.name} of shape {tuple(values.shape)}: a classifier gives "
-                "(n, k), or (n,) with one a row"
+                "(n, k), or (n,) with one per row"
             )
         return values.detach().double().reshape(len(values), -1)
-
-
-LOGITS_ALONE = Output()
-
-
-def chances(logits: Tensor) -> Tensor:
-    """Probabilities of logits: their sigmoid where there is one a row, else their softmax."""
-    single = logits.shape[1:].numel() == 1
-    return logits.sigmoid() if single else logits.softmax(1)
-
-
-@final
-class Made(NamedTuple):
-    """A tensor of the output, and the layer that was seen to make it."""
-
-    output: Output
-    layer: str
 
 
 @torch.no_grad()
@@ -284,84 +248,53 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
     inputs = inputs.repeated(max(inputs.rows, 2))  # a model may drop the axis of a single row
     wrappers = [path for path, part in model.named_modules() if isinstance(part, Wrapper)]
     heads = [p for p in wrappers if isinstance(model.get_submodule(p), CalibratedHead)]
-    layers = heads or _likely(model)
+    layers = list(heads)
+    if not heads:
+        layers = [path for path, part in model.named_modules() if is_linear(part)]
+        with suppress(InputError):  # it knows of none
+            layers.append(find_head(model))
     with watched(model, dict.fromkeys([*wrappers, *layers]), few_rows) as calls:
         given = inputs.call(model)
-    _check_called(wrappers, calls)
-    tensors = {place: tensor for place, tensor in enumerate(outputs_in(given)) if _fits(tensor)}
+    idle = set(wrappers) - {call[0] for call in calls}
+    if idle:
+        raise InputError(
+            f"the model does not call its calibrated layer {min(idle)!r}, so that the file would "
+            "not be calibrated: it may keep another reference to that layer, which must be set too"
+        )
+    tensors = {  # not a loss, nor a predicted class
+        place: tensor
+        for place, tensor in enumerate(outputs_in(given))
+        if tensor.ndim > 0 and tensor.numel() > 0 and tensor.is_floating_point()
+    }
     if not tensors:
         raise InputError(f"the model gives a {type(given).__name__} without logits: {REMEDY}")
-    found = [call for call in calls if call[0] in layers and call[2] is not None]
-    made = [made for call in found for made in _made(call, tensors)]
+    made: list[tuple[str, Output]] = []  # layers, and the tensors each was seen to make
+    found = [(path, left) for path, _, left in calls if path in layers and left is not None]
+    for path, left in found:
+        links = {place: link_between(left, tensor) for place, tensor in tensors.items()}
+        made += [(path, Output(p, HELD[link])) for p, link in links.items() if link is not None]
     if not made:
-        check_not_multilabel({path: left for path, _, left in found}, list(tensors.values()))
-    output = _chosen(tensors, made)
-    output.rows(tensors[output.place])  # refused here, before the exporter's long work
-    if heads and not made:
-        _check_used(model, inputs, heads, output)
-    return output
-
-
-def _likely(model: nn.Module) -> list[str]:
-    """Layers of a model without calibrated head one of which may be its last."""
-    linear = [path for path, part in model.named_modules() if is_linear(part)]
-    with suppress(InputError):  # it knows of none
-        return [*linear, find_head(model)]
-    return linear
-
-
-def _fits(tensor: Tensor) -> bool:
-    """Whether a tensor may hold logits: a loss and a predicted class do not."""
-    return tensor.ndim > 0 and tensor.numel() > 0 and tensor.is_floating_point()
-
-
-def _check_called(wrappers: list[str], calls: list[Call]) -> None:
-    idle = next((path for path in wrappers if path not in {call[0] for call in calls}), None)
-    if idle is not None:
-        raise InputError(
-            f"the model does not call its calibrated layer {idle!r}, so that the file would not be "
-            "calibrated: it may keep another reference to that layer, which must be set too"
-        )
-
-
-def _check_used(model: nn.Module, inputs: Inputs, heads: list[str], output: Output) -> None:
-    """Refuses an output that stays the same when the calibrated heads give something else."""
-    plain = output.of(inputs.call(model)).clone()
-    with ExitStack() as hooks:
-        for head in map(model.get_submodule, heads):
-            hooks.enter_context(head.register_forward_hook(lambda *call: 3 * call[2] + 1))
-        changed = output.of(inputs.call(model))
-    if torch.equal(plain, changed):
-        raise InputError(
-            f"the {output.name} that the model gives do not come from its calibrated layer "
-            f"{heads[0]!r}: calibrate the layer that makes them, or let it give that one's"
-        )
-
-
-def _made(call: Call, tensors: dict[int, Tensor]) -> list[Made]:
-    layer, _, given = call
-    links = {place: link_between(given, tensor) for place, tensor in tensors.items()}
-    return [Made(Output(p, HELD[link]), layer) for p, link in links.items() if link is not None]
-
-
-def _chosen(tensors: dict[int, Tensor], made: list[Made]) -> Output:
-    """The one tensor there is, or the one that one layer makes; its logits before all else."""
-    places = {found.output.place for found in made} or set(tensors)
-    if len(places) > 1 and len({found.layer for found in made}) != 1:
+        check_not_multilabel(dict(found), list(tensors.values()))
+    places = {output.place for _, output in made} or set(tensors)
+    if len(places) > 1 and len({path for path, _ in made}) != 1:
         shapes = ", ".join(str(tuple(tensors[place].shape)) for place in sorted(places))
         raise InputError(
             f"the model gives several tensors that may be its logits (of shapes {shapes}): {REMEDY}"
         )
-    if not made:
+    if made:  # logits before all else
+        output = min((o for _, o in made), key=lambda o: (o.name != LOGITS, o.place))
+    else:
         (place,) = places
-        return Output(place, _guessed(tensors[place]))
-    chosen = min((m.output for m in made), key=lambda output: (output.name != LOGITS, output.place))
-    if chosen.name == NEITHER:
+        output = Output(place, _guessed(tensors[place]))
+    if output.name == NEITHER:
         raise InputError(
             "the model gives the log-sigmoid of its logits, which is neither logits nor "
             "probabilities: let it give its logits, or their sigmoid"
         )
-    return chosen
+    output.rows(tensors[output.place])  # refused here, before the exporter's long work
+    if heads and not made:
+        _check_used(model, inputs, heads, output)
+    return output
 
 
 def _guessed(values: Tensor) -> str:
@@ -377,3 +310,17 @@ def _guessed(values: Tensor) -> str:
         "logits or probabilities: let it give what its last layer gives, or give an example in "
         "which some logit is below 0"
     )
+
+
+def _check_used(model: nn.Module, inputs: Inputs, heads: list[str], output: Output) -> None:
+    """Refuses an output that stays the same when the calibrated heads give something else."""
+    plain = output.of(inputs.call(model)).clone()
+    with ExitStack() as hooks:
+        for head in map(model.get_submodule, heads):
+            hooks.enter_context(head.register_forward_hook(lambda *call: 3 * call[2] + 1))
+        changed = output.of(inputs.call(model))
+    if torch.equal(plain, changed):
+        raise InputError(
+            f"the {output.name} that the model gives do not come from its calibrated layer "
+            f"{heads[0]!r}: calibrate the layer that makes them, or let it give that one's"
+        )

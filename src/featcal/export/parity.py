@@ -8,8 +8,8 @@ rounding moves it; it is counted apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from featcal.core.checks import InputError
 from featcal.core.fit import plain
-from featcal.export.inputs import LOGITS, LOGITS_ALONE, Inputs, Output
+from featcal.export.inputs import LOGITS, Inputs, Output
 from featcal.heads.head import CalibratedHead
 
 TOLERANCE = 1e-4
@@ -86,52 +86,44 @@ def compare(
     batches: Iterable[Inputs],
     *,
     tolerance: float,
-    output: Output = LOGITS_ALONE,
+    output: Output,
 ) -> Parity:
     """Runs both on every batch; the model is in eval mode already."""
-    parts = [_compared(model, runner, batch, tolerance, output) for batch in batches]
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []  # (n, k) of each, and rows at an edge (n,)
+    for batch in batches:
+        ours, theirs = output.rows(output.of(batch.call(model))), output.rows(runner(batch))
+        if ours.shape != theirs.shape:
+            raise InputError(
+                f"the exported file gives {output.name} of shape {tuple(theirs.shape)} where the "
+                f"model gives {tuple(ours.shape)}"
+            )
+        if bool(ours.isnan().any()):
+            raise InputError("the model gives NaN for these rows: there is nothing to compare")
+        edge = _far(ours, theirs, tolerance)
+        if bool(edge.any()):
+            edge = _on_edges(model, batch, theirs, edge, tolerance, output)
+        parts.append((ours, theirs, edge))
     ours, theirs, edge = (torch.cat(part) for part in zip(*parts, strict=True))
     changed = int((output.predicted(ours) != output.predicted(theirs)).sum())
-    rows, at_edges = len(ours), int(edge.sum())
-    ours, theirs = ours[~edge], theirs[~edge]
+    kept, other = ours[~edge], theirs[~edge]
+    apart = _apart(kept, other), _apart(output.chances(kept), output.chances(other))
+    largest = [float(part.max()) if part.numel() else 0.0 for part in apart]
     return Parity(
-        rows=rows,
-        max_difference=_largest(_apart(ours, theirs)),
-        max_probability_difference=_largest(_apart(output.chances(ours), output.chances(theirs))),
+        rows=len(ours),
+        max_difference=largest[0],
+        max_probability_difference=largest[1],
         predictions_changed=changed,
         tolerance=tolerance,
-        rows_beyond=int(_far(ours, theirs, tolerance).sum()),
-        rows_at_edges=at_edges,
+        rows_beyond=int(_far(kept, other, tolerance).sum()),
+        rows_at_edges=int(edge.sum()),
         output=output.name,
     )
-
-
-def _compared(
-    model: nn.Module, runner: Runner, batch: Inputs, tolerance: float, output: Output
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (n, k) of the model and of the file, and which of them are at an edge."""
-    ours, theirs = output.rows(output.of(batch.call(model))), output.rows(runner(batch))
-    if ours.shape != theirs.shape:
-        raise InputError(
-            f"the exported file gives {output.name} of shape {tuple(theirs.shape)} where the model "
-            f"gives {tuple(ours.shape)}"
-        )
-    if bool(ours.isnan().any()):
-        raise InputError("the model gives NaN for these rows: there is nothing to compare")
-    far = _far(ours, theirs, tolerance)
-    if bool(far.any()):
-        return ours, theirs, _on_edges(model, batch, theirs, far, tolerance, output)
-    return ours, theirs, far
 
 
 def _apart(ours: Tensor, theirs: Tensor) -> Tensor:
     """Distances (n, k): 0 where both are the same infinity, infinite where either alone is NaN."""
     distance = torch.where(ours == theirs, 0, (ours - theirs).abs())
     return distance.nan_to_num(nan=torch.inf, posinf=torch.inf)
-
-
-def _largest(values: Tensor) -> float:
-    return float(values.max()) if values.numel() else 0.0
 
 
 def _far(ours: Tensor, theirs: Tensor, tolerance: float) -> Tensor:
@@ -149,31 +141,25 @@ def _on_edges(
     heads = [part for part in model.modules() if isinstance(part, CalibratedHead)]
     if not any(step.jumps for head in heads for step in head.calibrator.steps_in_order()):
         return torch.zeros_like(far)
-    asked = far if batch.rows else torch.ones_like(far)  # a network may be dear
+    asked = far if batch.rows else torch.ones_like(far)  # a network may be expensive
     batch, other, near = batch.at(asked), other[asked], torch.zeros_like(far[asked])
-    for draw, size in enumerate(ROUNDINGS):
-        with _moved(heads, size, seed=draw):
+    for seed, size in enumerate(ROUNDINGS):
+
+        def move(
+            _: nn.Module, args: tuple[Tensor, ...], seed: int = seed, size: float = size
+        ) -> tuple[Tensor, ...]:
+            """Moves the input of a head by a part of each row's largest value."""
+            features, *rest = args
+            generator = torch.Generator().manual_seed(seed)
+            signs = torch.randint(2, features.shape, generator=generator) * 2 - 1
+            largest = features.abs().reshape(len(features), -1).amax(1)
+            steps = size * largest.view(-1, *[1] * (features.ndim - 1))
+            return (features + steps * signs.to(features), *rest)
+
+        with ExitStack() as hooks:
+            for head in heads:
+                hooks.enter_context(head.register_forward_pre_hook(move))
             near |= ~_far(output.rows(output.of(batch.call(model))), other, tolerance)
     found = far.clone()
     found[asked] &= near
     return found
-
-
-@contextmanager
-def _moved(heads: list[CalibratedHead], size: float, seed: int) -> Iterator[None]:
-    """Moves the input of every calibrated head by a part of each row's largest value."""
-
-    def move(_: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        features, *rest = args
-        generator = torch.Generator().manual_seed(seed)
-        signs = torch.randint(2, features.shape, generator=generator) * 2 - 1
-        largest = features.abs().reshape(len(features), -1).amax(1)
-        steps = size * largest.view(-1, *[1] * (features.ndim - 1))
-        return (features + steps * signs.to(features), *rest)
-
-    hooks = [head.register_forward_pre_hook(move) for head in heads]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,13 +1,15 @@
 """Head surgery: a model of the same class, sharing every weight, with its head calibrated.
 
 No hooks: the modules on the way to the head are copied shallowly, the head is replaced, and the
-original model stays as it was.
+original model stays as it was. Feature maps can also act at an inner layer, the rest of the network
+recomputed, which is the layer ablation of the paper.
 """
 
 from __future__ import annotations
 
 import copy
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from types import MethodType
 from typing import Any, final
 
@@ -15,41 +17,163 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.batch import device_of
-from featcal.core.calibrator import Calibrator, FeatureMap, Pipeline
+from featcal.core.calibrator import Calibrator, FeatureMap
 from featcal.core.checks import InputError
-from featcal.heads.find import (
-    check_bare,
-    find_head,
-    fitting_head,
-    inner_layer,
-    mapped,
-    run,
-    watched,
-)
+from featcal.heads import find
 from featcal.heads.head import CalibratedHead, Wrapper, linear_view, logit_rows
 
-# --- Any layer of a network: a feature map on what it gives, and the rest of the network as a
-# head.
-#
-# This is the layer ablation of the paper: features clipped somewhere inside, the rest recomputed.
 
+def attach(
+    model: nn.Module, calibrator: Calibrator, *, head: str | None = None, layer: str | None = None
+) -> nn.Module:
+    """A new model of the same class that shares every weight and gives calibrated logits.
 
-def first_tensor(output: Any) -> Tensor:  # noqa: ANN401
-    """What a layer gave, or the first of several values."""
-    first = output[0] if isinstance(output, (tuple, list)) else output
-    if not isinstance(first, Tensor):
+    Its `state_dict` has the names of the original, and the calibrator's beside them; it loads the
+    original's too. Attach before DDP, FSDP or `torch.compile`. Every tensor of a layer is that of
+    both models, so that `.to()` and training reach both: deepcopy first when they must part.
+
+    Args:
+        model: the trained classifier; left untouched.
+        calibrator: a fitted calibrator or pipeline; where the layer is on another device, a copy of
+            it there is attached.
+        head: dotted path of the last layer; without it, it must be clear which one that is.
+        layer: dotted path of another layer, whose output the feature steps are to act on (the layer
+            ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
+    """
+    check_uncalibrated(model)
+
+    def misfit(last: nn.Module) -> str:
+        """In what a layer differs from the one the calibrator was fitted to, where known."""
+        report, linear = calibrator.report, linear_view(last)
+        if report is not None and linear is not None:
+            if report.classes not in (0, linear.out_features):
+                return f"{report.classes} classes and {{}} has {linear.out_features}"
+            whole = calibrator.needs_features and layer is None
+            if whole and report.features not in (0, linear.in_features):
+                return f"{report.features} features and {{}} has {linear.in_features}"
+        return ""
+
+    if head is None:
+        path = find.fitting_head(model, lambda one: not misfit(one))
+    else:
+        path = find.find_head(model, head)
+    last = model.get_submodule(path)
+    if wrong := misfit(last):
         raise InputError(
-            f"the layer gives a {type(first).__name__}: name a layer that gives a tensor"
+            f"the calibrator was fitted to {wrong.format(repr(path))}: attach it to the network it "
+            "was fitted to, or name the last layer with head="
         )
-    return first
+    calibrator = _placed(calibrator, last)
+    if layer is None:
+        return _replaced(model, last, CalibratedHead(last, calibrator))
+    early, late = divided(calibrator, layer)
+    inner = find.submodule(model, layer, "layer")
+    if inner is last:
+        raise InputError(
+            f"layer {layer!r} is the last layer, whose output are the logits: leave layer= out, or "
+            "name an earlier one"
+        )
+    made = _replaced(model, inner, MappedLayer(inner, _placed(early, inner)))
+    return made if late is None else _replaced(made, last, CalibratedHead(last, late))
 
 
-def with_first(output: Any, tensor: Tensor) -> Any:  # noqa: ANN401
-    """The same output with its first tensor changed."""
-    if not isinstance(output, (tuple, list)):
-        return tensor
-    parts = [tensor, *output[1:]]
-    return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+def detach(model: nn.Module) -> nn.Module:
+    """The model without its calibrator: `attach` undone."""
+    find.check_bare(model)
+    if not _wrappers(model):
+        raise InputError("the model has no calibrated head: there is nothing to detach")
+    while found := _wrappers(model):
+        model = _replaced(model, found[0], found[0].uncalibrated)
+    return model
+
+
+def check_uncalibrated(model: nn.Module) -> None:
+    """Refuses a model that has a calibrator already."""
+    if _wrappers(model):
+        raise InputError("the model is calibrated already: detach(model) first")
+
+
+def _wrappers(model: nn.Module) -> list[Wrapper]:
+    return [module for module in model.modules() if isinstance(module, Wrapper)]
+
+
+def _placed(calibrator: Calibrator, layer: nn.Module) -> Calibrator:
+    """The calibrator on the device of a layer: itself where it is there, else a copy."""
+    device = device_of(layer)
+    if device is None or all(value.device == device for value in calibrator.buffers()):
+        return calibrator
+    return copy.deepcopy(calibrator).to(device)
+
+
+def divided(calibrator: Calibrator, layer: str) -> tuple[Calibrator, Calibrator | None]:
+    """The steps for the inner layer and those for the logits, None where there are none."""
+    steps = calibrator.steps_in_order()
+    early: list[Calibrator] = [step for step in steps if isinstance(step, FeatureMap)]
+    late = [step for step in steps if not isinstance(step, FeatureMap)]
+    wrong = [step for step in late if step.needs_features]
+    if not early or wrong:
+        what = repr(wrong[0] if wrong else calibrator)
+        raise InputError(
+            f"{what} cannot act at layer {layer!r}: give feature maps such as clip, and after them "
+            "methods that need the logits alone"
+        )
+    return reduce(or_, early), reduce(or_, late) if late else None
+
+
+def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with one module changed for another, wherever it is registered.
+
+    The modules that hold it are copied shallowly, and no other.
+    """
+    copies: dict[int, nn.Module] = {}
+    names = {id(module): name for name, module in model.named_modules()}
+    names |= {id(part.uncalibrated): names[id(part)] for part in _wrappers(model)}
+
+    def copied(module: nn.Module) -> nn.Module:
+        if module is old:
+            return new
+        if id(module) in copies:
+            return copies[id(module)]
+        if not any(part is old for part in module.modules()):
+            return module
+        if isinstance(module, Wrapper):
+            return type(module)(copied(module.uncalibrated), module.calibrator)
+        where = f"model.{names[id(module)]}".rstrip(".")
+        find.check_bare(module, where)
+        # A copy with tables of its own (hooks, buffers, children) and the same tensors in them.
+        copies[id(module)] = clone = copy.copy(module)
+        for name, value in vars(clone).items():
+            mine = copy.copy(value) if isinstance(value, dict) else _rebound(value, module, clone)
+            if name == "forward" and mine is value:
+                raise InputError(
+                    f"{where} has a forward of its own, which would run the layers of the "
+                    "original: set the last layer by hand, such as "
+                    "model.fc = calibrator.wrap(model.fc)"
+                )
+            clone.__dict__[name] = mine
+        for name, child in module._modules.items():
+            clone._modules[name] = None if child is None else copied(child)
+        return clone
+
+    return copied(model)
+
+
+def _rebound(value: Any, module: nn.Module, clone: nn.Module) -> Any:  # noqa: ANN401
+    """What a module keeps of its own methods, for its copy: else the copy would run the original.
+
+    Such is a `forward` that was changed for this one model, by its user or by a library.
+    """
+    if isinstance(value, MethodType) and value.__self__ is module:
+        return MethodType(value.__func__, clone)
+    if not isinstance(value, partial):
+        return value
+    old = (value.func, *value.args)
+    new = [clone if part is module else _rebound(part, module, clone) for part in old]
+    if all(mine is part for mine, part in zip(new, old, strict=True)):
+        return value
+    made = partial(new[0], *new[1:], **value.keywords)
+    made.__dict__.update(vars(value))  # such as the signature it shows
+    return made
 
 
 @final
@@ -82,211 +206,47 @@ class Rest(nn.Module):
         self,
         model: nn.Module,
         inputs: Any,  # noqa: ANN401
-        *,
         layer: str,
         head: str,
         sample: torch.Size,
+        *,
         repeat: bool = False,
     ) -> None:
         super().__init__()
-        self.model = model
-        self.layer, self.head, self.sample = layer, head, sample
-        self._input = first_row_of(inputs)
+        self.model, self.layer, self.head, self.sample = model, layer, head, sample
+        # The first row of every tensor stands in for all of them.
+        self._input = find.mapped(inputs, lambda tensor: tensor[:1] if tensor.ndim else tensor)
         self._repeat = repeat
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits (n, k) of rows (n, d)."""
-        inner = self.model.get_submodule(self.layer)
-        inputs = repeated(self._input, len(rows)) if self._repeat else self._input
-        swap = inner.register_forward_hook(lambda _, __, own: self._swapped(own, rows))
-        try:
-            with watched(self.model, [self.head]) as calls:
-                run(self.model, inputs)
-        finally:
-            swap.remove()
+
+        def swapped(_: nn.Module, __: Any, own: Any) -> Any:  # noqa: ANN401
+            return with_first(own, rows.reshape(-1, *self.sample).to(first_tensor(own).dtype))
+
+        def repeated(tensor: Tensor) -> Tensor:
+            return tensor.expand(len(rows), *tensor.shape[1:]) if tensor.ndim else tensor
+
+        inputs = find.mapped(self._input, repeated) if self._repeat else self._input
+        layer = self.model.get_submodule(self.layer)
+        with layer.register_forward_hook(swapped), find.watched(self.model, [self.head]) as calls:
+            find.run(self.model, inputs)
         return logit_rows(calls[-1][2])
 
-    def _swapped(self, own: Any, rows: Tensor) -> Any:  # noqa: ANN401
-        dtype = first_tensor(own).dtype
-        return with_first(own, rows.reshape(-1, *self.sample).to(dtype))
 
-
-def first_row_of(inputs: Any) -> Any:  # noqa: ANN401
-    """The first row of every tensor, which stands in for all of them."""
-    return mapped(inputs, lambda tensor: tensor[:1] if tensor.ndim else tensor)
-
-
-def repeated(inputs: Any, rows: int) -> Any:  # noqa: ANN401
-    """The one row of every tensor, so many times."""
-    return mapped(inputs, lambda t: t.expand(rows, *t.shape[1:]) if t.ndim else t)
-
-
-def attach(
-    model: nn.Module, calibrator: Calibrator, *, head: str | None = None, layer: str | None = None
-) -> nn.Module:
-    """A new model of the same class that shares every weight and gives calibrated logits.
-
-    Its `state_dict` has the names of the original, and the calibrator's beside them; it loads the
-    original's too. Attach before DDP, FSDP or `torch.compile`. Every tensor of a layer is that of
-    both models, so that `.to()` and training reach both: deepcopy first when they must part.
-
-    Args:
-        model: the trained classifier; left untouched.
-        calibrator: a fitted calibrator or pipeline; where the layer is on another device, a copy of
-            it there is attached.
-        head: dotted path of the last layer; without it, it must be clear which one that is.
-        layer: dotted path of another layer, whose output the feature steps are to act on (the layer
-            ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
-    """
-    check_uncalibrated(model)
-    last = _last_layer(model, calibrator, head, inside=layer is not None)
-    calibrator = _placed(calibrator, last)
-    if layer is None:
-        return _replaced(model, last, CalibratedHead(last, calibrator))
-    early, late = divided(calibrator, layer)
-    inner = inner_layer(model, layer)
-    if inner is last:
+def first_tensor(output: Any) -> Tensor:  # noqa: ANN401
+    """What a layer gave, or the first of several values."""
+    first = output[0] if isinstance(output, (tuple, list)) else output
+    if not isinstance(first, Tensor):
         raise InputError(
-            f"layer {layer!r} is the last layer, whose output are the logits: leave layer= out, or "
-            "name an earlier one"
+            f"the layer gives a {type(first).__name__}: name a layer that gives a tensor"
         )
-    made = _replaced(model, inner, MappedLayer(inner, _placed(early, inner)))
-    return made if late is None else _replaced(made, last, CalibratedHead(last, late))
+    return first
 
 
-def detach(model: nn.Module) -> nn.Module:
-    """The model without its calibrator: `attach` undone."""
-    check_bare(model)
-    if not _wrappers(model):
-        raise InputError("the model has no calibrated head: there is nothing to detach")
-    while found := _wrappers(model):
-        model = _replaced(model, found[0], found[0].uncalibrated)
-    return model
-
-
-def check_uncalibrated(model: nn.Module) -> None:
-    """Refuses a model that has a calibrator already."""
-    if _wrappers(model):
-        raise InputError("the model is calibrated already: detach(model) first")
-
-
-def _wrappers(model: nn.Module) -> list[Wrapper]:
-    return [module for module in model.modules() if isinstance(module, Wrapper)]
-
-
-def _last_layer(
-    model: nn.Module, calibrator: Calibrator, head: str | None, *, inside: bool
-) -> nn.Module:
-    """The layer to calibrate; refused where it is that of another network, or not clear."""
-    other = partial(_other_size, calibrator, inside=inside)
-    told = head is not None
-    path = find_head(model, head) if told else fitting_head(model, lambda one: other(one) is None)
-    last = model.get_submodule(path)
-    if (found := other(last)) is not None:
-        name, fitted, here = found
-        raise InputError(
-            f"the calibrator was fitted to {fitted} {name} and {path!r} has {here}: "
-            "attach it to the network it was fitted to, or name the last layer with head="
-        )
-    return last
-
-
-def _other_size(
-    calibrator: Calibrator, last: nn.Module, *, inside: bool
-) -> tuple[str, int, int] | None:
-    """What a layer has another number of than the calibrator's report, where that is known."""
-    report, linear = calibrator.report, linear_view(last)
-    if report is None or linear is None:
-        return None
-    sizes = [("classes", report.classes, linear.out_features)]
-    if calibrator.needs_features and not inside:
-        sizes.append(("features", report.features, linear.in_features))
-    return next((size for size in sizes if size[1] not in (0, size[2])), None)
-
-
-def _placed(calibrator: Calibrator, layer: nn.Module) -> Calibrator:
-    """The calibrator on the device of a layer: itself where it is there, else a copy."""
-    device = device_of(layer)
-    if device is None or all(value.device == device for value in calibrator.buffers()):
-        return calibrator
-    return copy.deepcopy(calibrator).to(device)
-
-
-def divided(calibrator: Calibrator, layer: str) -> tuple[Calibrator, Calibrator | None]:
-    """The steps for the inner layer and those for the logits, None where there are none."""
-    steps = calibrator.steps_in_order()
-    early = [step for step in steps if isinstance(step, FeatureMap)]
-    late = [step for step in steps if not isinstance(step, FeatureMap)]
-    wrong = [step for step in late if step.needs_features]
-    if not early or wrong:
-        what = repr(wrong[0] if wrong else calibrator)
-        raise InputError(
-            f"{what} cannot act at layer {layer!r}: give feature maps such as clip, and after them "
-            "methods that need the logits alone"
-        )
-    return _piped(early), _piped(late) if late else None
-
-
-def _piped(steps: list[Calibrator] | list[FeatureMap]) -> Calibrator:
-    return steps[0] if len(steps) == 1 else Pipeline(*steps)
-
-
-def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with one module changed for another, wherever it is registered.
-
-    The modules that hold it are copied shallowly, and no other.
-    """
-    copies: dict[int, nn.Module] = {}
-    names = {id(module): name for name, module in model.named_modules()}
-    names |= {id(part.uncalibrated): names[id(part)] for part in _wrappers(model)}
-
-    def copied(module: nn.Module) -> nn.Module:
-        if module is old:
-            return new
-        if id(module) in copies:
-            return copies[id(module)]
-        if not any(part is old for part in module.modules()):
-            return module
-        if isinstance(module, Wrapper):
-            return type(module)(copied(module.uncalibrated), module.calibrator)
-        where = f"model.{names[id(module)]}".rstrip(".")
-        check_bare(module, where)
-        copies[id(module)] = clone = _shallow(module, where)
-        for name, child in module._modules.items():
-            clone._modules[name] = None if child is None else copied(child)
-        return clone
-
-    return copied(model)
-
-
-def _shallow(module: nn.Module, where: str) -> nn.Module:
-    """A copy with tables of its own (hooks, buffers, children) and the same tensors in them."""
-    clone = copy.copy(module)
-    for name, value in vars(clone).items():
-        mine = copy.copy(value) if isinstance(value, dict) else _rebound(value, module, clone)
-        if name == "forward" and mine is value:
-            raise InputError(
-                f"{where} has a forward of its own, which would run the layers of the original: "
-                "set the last layer by hand, such as model.fc = calibrator.wrap(model.fc)"
-            )
-        clone.__dict__[name] = mine
-    return clone
-
-
-def _rebound(value: Any, module: nn.Module, clone: nn.Module) -> Any:  # noqa: ANN401
-    """What a module keeps of its own methods, for its copy: else the copy would run the original.
-
-    Such is a `forward` that was changed for this one model, by its user or by a library.
-    """
-    if isinstance(value, MethodType) and value.__self__ is module:
-        return MethodType(value.__func__, clone)
-    if not isinstance(value, partial):
-        return value
-    old = (value.func, *value.args)
-    new = [clone if part is module else _rebound(part, module, clone) for part in old]
-    if all(mine is part for mine, part in zip(new, old, strict=True)):
-        return value
-    function, *arguments = new
-    made = partial(function, *arguments, **value.keywords)
-    made.__dict__.update(vars(value))  # such as the signature it shows
-    return made
+def with_first(output: Any, tensor: Tensor) -> Any:  # noqa: ANN401
+    """The same output with its first tensor changed."""
+    if not isinstance(output, (tuple, list)):
+        return tensor
+    parts = [tensor, *output[1:]]
+    return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)

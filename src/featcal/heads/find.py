@@ -1,4 +1,8 @@
-"""Where a classifier's last layer is: told, known by convention, or proved on a batch."""
+"""Where a classifier's last layer is: told, known by convention, or proved on a batch.
+
+Below the search: how a model is called whose inputs and outputs have any form, how its layers are
+watched meanwhile, and when the output of a model counts as what one of its layers gave.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,206 @@ from featcal.core.checks import InputError
 from featcal.core.fit import undisturbed
 from featcal.heads.head import INERT, CalibratedHead, is_linear
 
-# --- Calling a model whose inputs and outputs have any form, and watching its layers meanwhile.
-
 Call = tuple[str, Any, Any]  # a layer's path, its one argument (else None), what it gave
+Links = dict[str, Callable[[Tensor], Tensor]]
+
+# Where networks keep their last layer by convention: Hugging Face, torchvision, many others.
+USUAL = ("classifier", "score", "classification_head", "fc", "head")
+# Classes around a model, and where they keep it; "" for those that change the model itself.
+DATA_PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+WRAPPERS = {
+    **dict.fromkeys(DATA_PARALLEL, "module"),
+    **{"OptimizedModule": "_orig_mod", "FSDPModule": "", "ScriptModule": ""},
+}
+SHOWN = 8  # candidates in a message
+PROOF_ROWS = 4  # of what a layer gives: enough to tell layers apart, and little to keep
+# What may stand behind the last layer in a container and leaves its logits what they are.
+HARMLESS = (*INERT, nn.Flatten, nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Softmax)
+# What a network may do to its logits before it returns them; a calibrated head stays before it.
+AS_IT_IS = "identity"
+LINKS_OF_ONE: Links = {"sigmoid": torch.sigmoid, "logsigmoid": nn.functional.logsigmoid}
+LINKS: Links = {"softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
+
+
+def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
+    """The dotted path of the classifier's last layer.
+
+    In this order: the path given; timm's `get_classifier`; the usual names (`classifier`, `score`,
+    `fc`, ...); the last linear layer in registration order. Without `inputs` that is a guess; with
+    them the model runs once, and the layer is one whose output is the model's output.
+
+    Args:
+        model: the trained classifier; wrap it for DDP, FSDP or `torch.compile` afterwards.
+        head: the path, where it is known.
+        inputs: one batch of the model's inputs: a tensor, a tuple of arguments, or a mapping.
+
+    Raises:
+        InputError: when no layer will do; it lists the candidates.
+    """
+    check_bare(model)
+    if head is not None:
+        submodule(model, head, "head")
+    layers = _candidates(model)
+    path, bare = _guess(model, layers) if head is None else (head, False)
+    if inputs is not None:
+        path = _proved(model, inputs, path, told=head is not None, bare=bare)
+    if path is None:
+        what = "several classifiers" if layers else "no linear layer"
+        raise InputError(f"the model has {what}: pass head=, the path of its last layer")
+    return _reached(model, path)
+
+
+def fitting_head(model: nn.Module, fits: Callable[[nn.Module], bool]) -> str:
+    """The path of the last layer as `find_head` guesses it, where no batch can prove it.
+
+    Where nothing but its place speaks for that layer, it must be the only one that will do.
+
+    Args:
+        model: the trained classifier.
+        fits: whether a layer has the sizes that are known.
+    """
+    path, layers = find_head(model), _candidates(model)
+    names = path.split(".")
+    ways = (model.get_submodule(".".join(names[:depth])) for depth in range(len(names)))
+    in_sequence = all(type(part) is nn.Sequential for part in ways)  # they run as registered
+    if not _guess(model, layers)[1] or in_sequence:
+        return path
+
+    def outputs(name: str) -> object:
+        return getattr(layers[name], "out_features", getattr(layers[name], "out_channels", None))
+
+    fitting = [name for name, layer in layers.items() if fits(layer)]
+    alike = [name for name in fitting if outputs(name) == outputs(path)]
+    others = fitting if path not in fitting else alike
+    if len(others) > 1:
+        raise InputError(
+            f"which layer is the last one is not clear: {', '.join(others[-SHOWN:])} would all do; "
+            "pass head=, the path of the one that makes the logits"
+        )
+    return _reached(model, others[0]) if others else path
+
+
+def submodule(model: nn.Module, path: str, argument: str) -> nn.Module:
+    """The layer of this path, by any of the names it may have; `argument` is where it came in."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError as error:
+        parts = ", ".join(name for name, _ in model.named_children()) or "none"
+        linear = ", ".join(list(_candidates(model))[-5:]) or "none"
+        raise InputError(
+            f"{argument} {path!r} is not a module of the model: its parts are {parts}, its last "
+            f"linear layers are {linear}"
+        ) from error
+
+
+def check_bare(module: nn.Module, where: str = "model") -> None:
+    """Refuses a module that something is wrapped around: its layers are not its own any more."""
+    kinds = [base.__name__ for base in type(module).__mro__]
+    for kind in WRAPPERS.keys() & kinds:
+        inner = f"{where}.{WRAPPERS[kind]}" if WRAPPERS[kind] else "the model as it was before"
+        raise InputError(
+            f"{where} is wrapped in {kind}: take {inner} instead, and wrap the calibrated model "
+            "again"
+        )
+
+
+def _reached(model: nn.Module, path: str) -> str:
+    """The path, refused where it leads through a wrapped part of the model."""
+    names = path.split(".")
+    for depth in range(1, len(names) + 1):
+        part = ".".join(names[:depth])
+        check_bare(model.get_submodule(part), f"model.{part}")
+    return path
+
+
+def _candidates(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers that may be the last one: linear ones, and a calibrated head as a whole."""
+    heads = [module for module in model.modules() if isinstance(module, CalibratedHead)]
+    inside = {id(part) for head in heads for part in head.modules()} - set(map(id, heads))
+    layers = ((name, part) for name, part in model.named_modules() if id(part) not in inside)
+    return {n: part for n, part in layers if is_linear(part) or isinstance(part, CalibratedHead)}
+
+
+def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> tuple[str | None, bool]:
+    """The likely path: what the model says, a usual name, or the last linear layer.
+
+    With it, whether its place is all that speaks for it.
+    """
+    said = None
+    with suppress(Exception):  # a hint, no more: a model may mean something else by this name
+        said = model.get_classifier()  # type: ignore[operator]
+    if isinstance(said, (tuple, list, nn.ModuleList)):
+        # Which of them makes the output, if any does alone, only a batch can tell.
+        return None, False
+    names: dict[int, str] = {id(part): name for name, part in model.named_modules()}
+    found: list[object] = [said, *(getattr(model, name, None) for name in USUAL)]
+    for module in found:
+        inside = set(map(id, module.modules())) if isinstance(module, nn.Module) else set()
+        named = [name for name, layer in layers.items() if id(layer) in inside]
+        if named:
+            path = names.get(id(module), named[-1]) if _goes_on(module) else named[-1]
+            return path, False
+    return next(reversed(layers), None), True
+
+
+def _goes_on(module: object) -> bool:
+    """Whether a container does more after its linear layers, so that it is the head as a whole.
+
+    SqueezeNet convolves to a map per class, and then takes the mean of each.
+    """
+    if type(module) is not nn.Sequential:
+        return False
+    rest = [part for part in module if type(part) not in HARMLESS]
+    last = rest[-1] if rest else None
+    is_leaf = last is not None and not list(last.children())
+    return _goes_on(last) or (is_leaf and not is_linear(last))
+
+
+@torch.no_grad()
+def _proved(
+    model: nn.Module,
+    inputs: Any,  # noqa: ANN401
+    guess: str | None,
+    *,
+    told: bool,
+    bare: bool,
+) -> str:
+    """The layer whose output is the model's: the guess if it is one, else the last one called.
+
+    Where nothing but its place speaks for the guess, and layers make outputs of their own, it is
+    for the caller to say which of them the labels belong to.
+    """
+    inputs = mapped(inputs, lambda tensor: tensor)  # arrays as tensors
+    paths = dict.fromkeys([*_candidates(model), *([] if guess is None else [guess])])
+    with undisturbed(model), watched(model, paths, few_rows) as calls:
+        output = outputs_in(run(model, inputs))
+    found = {path: given for path, _, given in calls if isinstance(given, Tensor)}
+    made = {p: [link_between(given, z) is not None for z in output] for p, given in found.items()}
+    makers = [path for path, outputs in made.items() if any(outputs)]
+    if bare and len({tuple(made[path]) for path in makers}) > 1:
+        raise InputError(
+            f"the model gives outputs of several layers, {', '.join(makers[-SHOWN:])}: pass head=, "
+            "the path of the one the labels belong to"
+        )
+    if guess in makers:
+        return guess
+    if output and not any(tensor.numel() for tensor in output):
+        raise InputError("inputs have no rows, which proves nothing: pass a batch with some")
+    if makers and not told:
+        return makers[-1]
+    if makers:
+        raise InputError(
+            f"the output of {guess!r} is not the model's output: that is {makers[-1]!r}"
+        )
+    check_not_multilabel(found, output)
+    shapes = ", ".join(str(tuple(part.shape)) for part in output) or "no tensor"
+    shown = [f"{path} {tuple(given.shape[1:])}" for path, given in found.items()][-SHOWN:]
+    what = f"{guess!r} does not make" if told else "no linear layer makes"
+    raise InputError(
+        f"{what} the model's output ({shapes}): pass head=, the path of the layer whose output is "
+        "the logits, or calibrate nn.Sequential(model, nn.Identity()) with head='1'; the last "
+        f"layers called, with what they give per row: {', '.join(shown) or 'none'}"
+    )
 
 
 def run(model: nn.Module, inputs: Any) -> Any:  # noqa: ANN401
@@ -65,15 +266,12 @@ def outputs_in(output: Any) -> list[Tensor]:  # noqa: ANN401
     named = getattr(output, "logits", None) if named is None else named
     if isinstance(named, Tensor):
         return [named]
-    return [tensor for part in _parts(output) for tensor in outputs_in(part)]
-
-
-def _parts(output: Any) -> Iterable[Any]:  # noqa: ANN401
+    parts: Iterable[Any] = output if isinstance(output, (tuple, list)) else ()
     if isinstance(output, Mapping):
-        return output.values()
-    if is_dataclass(output) and not isinstance(output, type):
-        return [getattr(output, field.name) for field in fields(output)]
-    return output if isinstance(output, (tuple, list)) else ()
+        parts = output.values()
+    elif is_dataclass(output) and not isinstance(output, type):
+        parts = [getattr(output, field.name) for field in fields(output)]
+    return [tensor for part in parts for tensor in outputs_in(part)]
 
 
 @contextmanager
@@ -97,41 +295,20 @@ def watched(
         yield calls
 
 
-# --- Whether the output of a model is what one of its layers gave, seen on a few rows of both.
-
-PROOF_ROWS = 4  # of what a layer gives: enough to tell layers apart, and little to keep
-
-# What a network may do to its logits before it returns them; a calibrated head stays before it.
-Links = dict[str, Callable[[Tensor], Tensor]]
-AS_IT_IS = "identity"
-LINKS_OF_ONE: Links = {"sigmoid": torch.sigmoid, "logsigmoid": nn.functional.logsigmoid}
-LINKS: Links = {
-    "softmax": lambda z: z.softmax(-1),
-    "log_softmax": lambda z: z.log_softmax(-1),
-}
-
-
 def few_rows(value: Any) -> Tensor | None:  # noqa: ANN401 - whatever enters or leaves a layer
     """The first rows of a tensor, copied: what comes after may write into them."""
     few = isinstance(value, Tensor) and value.ndim > 0
     return value[:PROOF_ROWS].detach().clone() if few else None
 
 
-def makes(given: Tensor, output: Tensor) -> bool:
-    """Whether the model's output is what a layer gave, as it is, or through a softmax.
+def link_between(
+    given: Tensor, output: Tensor, of_one: Links = LINKS_OF_ONE, of_more: Links = LINKS
+) -> str | None:
+    """The name of what stands between a layer's output and the model's; None if that is no link.
 
-    Of a single logit, it may also be the sigmoid.
+    The model may return what the layer gave as it is, through a softmax, or its logarithm; of a
+    single logit also through a sigmoid.
     """
-    return link_between(given, output) is not None
-
-
-def link_between(given: Tensor, output: Tensor) -> str | None:
-    """The name of what stands between a layer's output and the model's; None if that is no link."""
-    return _linked(given, output, LINKS_OF_ONE, LINKS)
-
-
-def _linked(given: Tensor, output: Tensor, of_one: Links, of_more: Links) -> str | None:
-    """The nearest of the links that lead from what a layer gave to an output."""
     if not output.numel() or not output.is_floating_point():
         return None  # such as a prediction beside the logits
     if len(given) == 1 and output.numel() == given.numel():
@@ -147,22 +324,15 @@ def _linked(given: Tensor, output: Tensor, of_one: Links, of_more: Links) -> str
     if shape[2:].numel() == 1:  # classes last, where a softmax acts
         shape = torch.Size((shape[0], shape[1:].numel()))
     cast, given, output = (part.reshape(shape) for part in (cast, given, output))
+    gaps: dict[str, float] = {}  # small logits are close to more than one link
     links = of_more if shape[-1] > 1 else of_one
-    found = [(cast, AS_IT_IS)] if _close(cast, output) else []
-    linked = ((link(given), name) for name, link in links.items())
-    found += [(values, name) for values, name in linked if _close(values, output, digits)]
-    # Small logits are close to more than one of them.
-    nearest = min(found, key=lambda one: _gap(one[0], output), default=(cast, None))
-    return nearest[1]
-
-
-def _gap(found: Tensor, output: Tensor) -> float:
-    return float((found - output).nan_to_num().abs().max())
-
-
-def _close(found: Tensor, output: Tensor, digits: float = 0.0) -> bool:
-    """NaN is as good as NaN: what it means for a fit is for `survey` to say, row by row."""
-    return torch.allclose(found, output, rtol=max(1e-5, digits), atol=1e-6, equal_nan=True)
+    tried = {AS_IT_IS: cast, **{name: link(given) for name, link in links.items()}}
+    for name, values in tried.items():
+        rtol = max(1e-5, 0.0 if name == AS_IT_IS else digits)
+        # NaN is as good as NaN: what it means for a fit is for `survey` to say, row by row.
+        if torch.allclose(values, output, rtol=rtol, atol=1e-6, equal_nan=True):
+            gaps[name] = float((values - output).nan_to_num().abs().max())
+    return min(gaps, key=lambda name: gaps[name], default=None)
 
 
 def positions(given: Tensor, output: Tensor) -> Tensor | None:
@@ -171,7 +341,7 @@ def positions(given: Tensor, output: Tensor) -> Tensor | None:
     Language models score every token and return the scores of one; None when they do not.
     """
     if output.ndim == 1:
-        output = output[:, None]  # one logit a row
+        output = output[:, None]  # one logit per row
     if given.ndim != 3 or output.ndim != 2 or given.shape[::2] != output.shape:
         return None
     same = (given == output[:, None].to(given.dtype)).all(2)  # (n, t)
@@ -179,237 +349,11 @@ def positions(given: Tensor, output: Tensor) -> Tensor | None:
 
 
 def check_not_multilabel(found: dict[str, Tensor], output: list[Tensor]) -> None:
-    """Says of a sigmoid a class what it means: such classes do not exclude one another."""
+    """Refuses a sigmoid per class, for what it means: such classes do not exclude one another."""
     for path, given in reversed(found.items()):
-        if any(_linked(given, tensor, {}, LINKS_OF_ONE) for tensor in output):
+        if any(link_between(given, tensor, {}, LINKS_OF_ONE) for tensor in output):
             raise InputError(
                 f"the model's output is a sigmoid of each of the logits of {path!r}, so that a "
                 "sample may be of several classes, and a softmax over them means nothing: "
                 "calibrate one class at a time, as Batch(logits[:, j], labels[:, j])"
             )
-
-
-# Where networks keep their last layer by convention: Hugging Face, torchvision, many others.
-USUAL = ("classifier", "score", "classification_head", "fc", "head")
-WRAPPERS = (
-    "DataParallel",
-    "DistributedDataParallel",
-    "FullyShardedDataParallel",
-    "OptimizedModule",
-)
-SHOWN = 8  # candidates in a message
-
-# What may stand behind the last layer in a container and leaves its logits what they are.
-HARMLESS = (*INERT, nn.Flatten, nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Softmax)
-
-
-def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
-    """The dotted path of the classifier's last layer.
-
-    In this order: the path given; timm's `get_classifier`; the usual names (`classifier`, `score`,
-    `fc`, ...); the last linear layer in registration order. Without `inputs` that is a guess; with
-    them the model runs once, and the layer is one whose output is the model's output.
-
-    Args:
-        model: the trained classifier; wrap it for DDP, FSDP or `torch.compile` afterwards.
-        head: the path, where it is known.
-        inputs: one batch of the model's inputs: a tensor, a tuple of arguments, or a mapping.
-
-    Raises:
-        InputError: when no layer will do; it lists the candidates.
-    """
-    check_named(model, head)
-    layers = _candidates(model)
-    guess, bare = _guess(model, layers) if head is None else (head, False)
-    if inputs is not None:
-        inputs = mapped(inputs, lambda tensor: tensor)  # arrays as tensors
-        found = _proved(model, inputs, guess, told=head is not None, bare=bare)
-        return _reached(model, found)
-    if guess is None:
-        what = "several classifiers" if layers else "no linear layer"
-        raise InputError(f"the model has {what}: pass head=, the path of its last layer")
-    return _reached(model, guess)
-
-
-def fitting_head(model: nn.Module, fits: Callable[[nn.Module], bool]) -> str:
-    """The path of the last layer as `find_head` guesses it, where no batch can prove it.
-
-    Where nothing but its place speaks for that layer, it must be the only one that will do.
-
-    Args:
-        model: the trained classifier.
-        fits: whether a layer has the sizes that are known.
-    """
-    path, layers = find_head(model), _candidates(model)
-    if not _guess(model, layers)[1] or _in_sequence(model, path):
-        return path
-    fitting = [name for name, layer in layers.items() if fits(layer)]
-    alike = [name for name in fitting if _outputs(layers[name]) == _outputs(layers[path])]
-    others = fitting if path not in fitting else alike
-    if len(others) > 1:
-        raise InputError(
-            f"which layer is the last one is not clear: {', '.join(others[-SHOWN:])} would all do; "
-            "pass head=, the path of the one that makes the logits"
-        )
-    return _reached(model, others[0]) if others else path
-
-
-def _outputs(layer: nn.Module) -> object:
-    sizes = (getattr(layer, name, None) for name in ("out_features", "out_channels"))
-    return next((size for size in sizes if size is not None), None)
-
-
-def _in_sequence(model: nn.Module, path: str) -> bool:
-    """Whether the layers on the way run in the order in which they are registered."""
-    names = path.split(".")
-    ways = (model.get_submodule(".".join(names[:depth])) for depth in range(len(names)))
-    return all(type(part) is nn.Sequential for part in ways)
-
-
-def check_named(model: nn.Module, head: str | None) -> None:
-    """Refuses a path that is not in the model, and a model whose layers cannot be reached."""
-    check_bare(model)
-    if head is None:
-        return
-    try:
-        model.get_submodule(head)  # by any of the names a layer may have
-    except AttributeError as error:
-        have = ", ".join(list(_candidates(model))[-5:]) or "none"
-        raise InputError(
-            f"head {head!r} is not a module of the model: its last linear layers are {have}"
-        ) from error
-
-
-def inner_layer(model: nn.Module, path: str) -> nn.Module:
-    """The layer of this path, for what acts inside the network."""
-    try:
-        return model.get_submodule(path)
-    except AttributeError as error:
-        names = ", ".join(name for name, _ in model.named_children()) or "none"
-        raise InputError(
-            f"layer {path!r} is not a module of the model: its parts are {names}"
-        ) from error
-
-
-def check_bare(module: nn.Module, where: str = "model") -> None:
-    """Refuses a module that something is wrapped around: its layers are not its own any more."""
-    kinds = [base.__name__ for base in type(module).__mro__]
-    if "FSDPModule" in kinds:
-        raise InputError(
-            f"{where} is sharded by fully_shard: calibrate the model first, and shard the "
-            "calibrated one"
-        )
-    kind = next((kind for kind in kinds if kind in WRAPPERS), None)
-    if kind is not None:
-        inner = "_orig_mod" if kind == "OptimizedModule" else "module"
-        raise InputError(
-            f"{where} is wrapped in {kind}: take {where}.{inner} instead, and wrap the calibrated "
-            "model again"
-        )
-    if isinstance(module, torch.jit.ScriptModule):
-        raise InputError(
-            f"{where} is a TorchScript module, whose layers are fixed: take the original"
-        )
-
-
-def _reached(model: nn.Module, path: str) -> str:
-    """The path, refused where it leads through a wrapped part of the model."""
-    names = path.split(".")
-    for depth in range(1, len(names) + 1):
-        part = ".".join(names[:depth])
-        check_bare(model.get_submodule(part), f"model.{part}")
-    return path
-
-
-def _candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """The layers that may be the last one: linear ones, and a calibrated head as a whole."""
-    heads = [module for module in model.modules() if isinstance(module, CalibratedHead)]
-    inside = {id(part) for head in heads for part in head.modules()} - set(map(id, heads))
-    layers = ((name, part) for name, part in model.named_modules() if id(part) not in inside)
-    return {n: part for n, part in layers if is_linear(part) or isinstance(part, CalibratedHead)}
-
-
-def _guess(model: nn.Module, layers: dict[str, nn.Module]) -> tuple[str | None, bool]:
-    """The likely path: what the model says, a usual name, or the last linear layer.
-
-    With it, whether its place is all that speaks for it.
-    """
-    said = None
-    with suppress(Exception):  # a hint, no more: a model may mean something else by this name
-        said = model.get_classifier()  # type: ignore[operator]
-    if isinstance(said, (tuple, list, nn.ModuleList)):
-        # Which of them makes the output, if any does alone, only a batch can tell.
-        return None, False
-    names: dict[int, str] = {id(part): name for name, part in model.named_modules()}
-    found: list[object] = [said, *(getattr(model, name, None) for name in USUAL)]
-    for module in found:
-        inside = set(map(id, module.modules())) if isinstance(module, nn.Module) else set()
-        named = [name for name, layer in layers.items() if id(layer) in inside]
-        if named:
-            path = names.get(id(module), named[-1]) if _goes_on(module) else named[-1]
-            return path, False
-    return next(reversed(layers), None), True
-
-
-def _goes_on(module: object) -> bool:
-    """Whether a container does more after its linear layers, so that it is the head as a whole.
-
-    SqueezeNet convolves to a map a class, and then takes the mean of each.
-    """
-    if type(module) is not nn.Sequential:
-        return False
-    rest = [part for part in module if type(part) not in HARMLESS]
-    last = rest[-1] if rest else None
-    is_leaf = last is not None and not list(last.children())
-    return _goes_on(last) or (is_leaf and not is_linear(last))
-
-
-@torch.no_grad()
-def _proved(
-    model: nn.Module,
-    inputs: Any,  # noqa: ANN401
-    guess: str | None,
-    *,
-    told: bool,
-    bare: bool,
-) -> str:
-    """The layer whose output is the model's: the guess if it is one, else the last one called.
-
-    Where nothing but its place speaks for the guess, and layers make outputs of their own, it is
-    for the caller to say which of them the labels belong to.
-    """
-    paths = dict.fromkeys([*_candidates(model), *([] if guess is None else [guess])])
-    with undisturbed(model), watched(model, paths, few_rows) as calls:
-        output = outputs_in(run(model, inputs))
-    found = {path: given for path, _, given in calls if isinstance(given, Tensor)}
-    made = {path: [makes(given, z) for z in output] for path, given in found.items()}
-    makers = [path for path, outputs in made.items() if any(outputs)]
-    if bare and len({tuple(made[path]) for path in makers}) > 1:
-        raise InputError(
-            f"the model gives outputs of several layers, {', '.join(makers[-SHOWN:])}: pass head=, "
-            "the path of the one the labels belong to"
-        )
-    if guess in makers:
-        return guess
-    if output and not any(tensor.numel() for tensor in output):
-        raise InputError("inputs have no rows, which proves nothing: pass a batch with some")
-    if not makers:
-        check_not_multilabel(found, output)
-    if told or not makers:
-        raise InputError(_none_makes(guess if told else None, output, found, makers))
-    return makers[-1]
-
-
-def _none_makes(
-    head: str | None, output: list[Tensor], found: dict[str, Tensor], makers: list[str]
-) -> str:
-    shapes = ", ".join(str(tuple(part.shape)) for part in output) or "no tensor"
-    if head is not None and makers:
-        return f"the output of {head!r} is not the model's output: that is {makers[-1]!r}"
-    shown = [f"{path} {tuple(given.shape[1:])}" for path, given in found.items()][-SHOWN:]
-    what = "no linear layer makes" if head is None else f"{head!r} does not make"
-    return (
-        f"{what} the model's output ({shapes}): pass head=, the path of the layer whose output is "
-        "the logits, or calibrate nn.Sequential(model, nn.Identity()) with head='1'; the last "
-        f"layers called, with what they give a row: {', '.join(shown) or 'none'}"
-    )

@@ -1,13 +1,13 @@
 """The last layer as a calibrator sees it: rows of features in, rows of two or more logits out.
 
-Networks differ in what that layer takes and gives: (n, d), a token each (n, t, d), an image of
+Networks differ in what that layer takes and gives: (n, d), a row per token (n, t, d), an image of
 1 x 1 pixels (n, d, 1, 1), one logit for two classes. This is the one file that knows. A layer put
 into a model keeps its own shapes and its own names in the `state_dict`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
@@ -19,20 +19,19 @@ from featcal.core.checks import InputError
 if TYPE_CHECKING:
     from featcal.core.calibrator import Calibrator
 
-# --- Stands in for a layer of a model, under the names the layer's tensors have by themselves.
-#
-# The layer itself is no child of the wrapper. Both have the same tables of parameters and buffers,
-# and the layer's children are the wrapper's, so that `fc.weight` is called so wherever torch asks
-# for
-# a name: in a `state_dict`, in `named_parameters`, in a checkpoint, in `functional_call`.
-
 TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set")
+CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Nothing in eval mode, where fits run; a subclass may drop units there too, and is none of these.
+INERT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 
 
 class Wrapper(nn.Module):
-    """A layer with a calibrator beside it.
+    """Stands in for a layer of a model, with a calibrator beside it.
 
-    Attributes the wrapper lacks are the layer's, so that `model.fc.in_features` still answers.
+    The layer itself is no child of the wrapper. Both have the same tables of parameters and
+    buffers, and the layer's children are the wrapper's, so that `fc.weight` is called so wherever
+    torch asks for a name: in a `state_dict`, in `named_parameters`, in a checkpoint, in
+    `functional_call`. Attributes the wrapper lacks are the layer's: `model.fc.in_features` answers.
     """
 
     _layer: nn.Module
@@ -51,8 +50,9 @@ class Wrapper(nn.Module):
     @property
     def uncalibrated(self) -> nn.Module:
         """The layer itself, as it was before."""
-        if self._is_replica:
-            self._complete_replica()
+        if self._is_replica:  # its tensors were put into the wrapper's copy alone
+            own = {name: self._modules[name] for name in self._layer._modules}
+            vars(self._layer).update(self._former_parameters, _buffers=self._buffers, _modules=own)
         return self._layer
 
     @property
@@ -70,8 +70,7 @@ class Wrapper(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Sets the mode of the layer, as the layer does it, and of the calibrator."""
         self._layer.train(mode)
-        for part in self._added():
-            part.train(mode)
+        self.calibrator.train(mode)
         return self
 
     def extra_repr(self) -> str:
@@ -87,15 +86,10 @@ class Wrapper(nn.Module):
                 raise
             return getattr(layer, name)
 
-    def _added(self) -> Iterator[nn.Module]:
-        """The children that are not the layer's."""
-        own = set(map(id, self._layer._modules.values()))
-        return (part for part in self.children() if id(part) not in own)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._layer._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for part in self._added() if recurse else ():
-            part._apply(fn)  # type: ignore[no-untyped-call]
+        if recurse:
+            self.calibrator._apply(fn)
         return self
 
     def _save_to_state_dict(self, *args: Any) -> None:  # noqa: ANN401
@@ -121,47 +115,63 @@ class Wrapper(nn.Module):
         replica.__dict__["_layer"] = self._layer._replicate_for_data_parallel()  # type: ignore[no-untyped-call]
         return replica  # type: ignore[no-any-return]
 
-    def _complete_replica(self) -> None:
-        """Gives the layer of a copy the tensors that nn.DataParallel put into the copy alone."""
-        vars(self._layer).update(self._former_parameters)
-        own = {name: self._modules[name] for name in self._layer._modules}
-        vars(self._layer).update(_buffers=self._buffers, _modules=own)
 
+@final
+class CalibratedHead(Wrapper):
+    """features -> calibrated logits; takes the place of a classifier's last layer.
 
-CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Nothing in eval mode, where fits run; a subclass may drop units there too, and is none of these.
-INERT = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
-
-
-def is_pointwise_conv(layer: object) -> bool:
-    """Whether a layer is a linear map of the channels of every pixel: a 1 x 1 convolution."""
-    if not isinstance(layer, CONV) or layer.groups != 1:
-        return False
-    padded = not isinstance(layer.padding, str) and any(layer.padding)
-    return set(layer.kernel_size) == set(layer.stride) == {1} and not padded
-
-
-def is_linear(layer: object) -> bool:
-    """Whether a layer is a linear map: an `nn.Linear`, or a 1 x 1 convolution."""
-    return isinstance(layer, nn.Linear) or is_pointwise_conv(layer)
-
-
-def channels(layer: object, features: Tensor) -> int | None:
-    """The axis a layer works along, every other position for itself; None for whole samples.
-
-    It is counted from the last one, because layers also take one sample without a batch axis.
+    It takes and gives what the layer does: (n, d) to (n, k), or a row per token, or a 1 x 1 image;
+    a layer with one logit gives one calibrated logit.
     """
-    if isinstance(layer, Wrapper):
-        layer = layer.uncalibrated
-    if type(layer) is nn.Sequential:
-        axes = {channels(part, features) for part in layer if type(part) not in INERT}
-        return axes.pop() if len(axes) == 1 else None
-    if isinstance(layer, nn.Identity):
-        return None if features.ndim == 1 else -1  # (n,) are the single logits of n samples
-    if is_pointwise_conv(layer):
-        assert isinstance(layer, CONV)
-        return -1 - len(layer.kernel_size)
-    return -1 if isinstance(layer, nn.Linear) else None
+
+    def __init__(self, head: nn.Module | None, calibrator: Calibrator) -> None:
+        if head is None and calibrator.needs_features:
+            raise InputError(
+                f"{calibrator!r} works on features: pass the classifier's last layer to wrap()"
+            )
+        super().__init__(nn.Identity() if head is None else head, calibrator)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Calibrated logits of what enters the layer, in the shape in which it gives its own."""
+        kind = features.device.type
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
+            return self._calibrated(features, self.uncalibrated)
+        dtype = torch.get_autocast_dtype(kind)
+
+        def layer(rows: Tensor) -> Tensor:
+            with torch.autocast(kind, dtype):
+                return self.uncalibrated(rows)  # type: ignore[no-any-return]
+
+        # Mixed precision is for the network: a calibrator's few sums need all their digits.
+        with torch.autocast(kind, enabled=False):
+            return self._calibrated(features, layer)
+
+    def _calibrated(self, features: Tensor, call: Head) -> Tensor:
+        """The same, where `call` runs the layer."""
+        layer = self.uncalibrated
+        if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
+            return self.calibrator(features, call)  # type: ignore[no-any-return]
+        sample = sample_shape(layer, features)
+        given: list[torch.Size] = []
+
+        def head(rows: Tensor) -> Tensor:
+            own = call(rows if sample is None else rows.reshape(-1, *sample))
+            given.append(own.shape[1:])
+            return logit_rows(own)
+
+        logits = self.calibrator(rows_of(layer, features), head)
+        if given[-1].numel() == 1:
+            logits = one_logit(logits)
+        axis = channels(layer, features)
+        if axis is None:
+            return logits.reshape(-1, *given[-1])  # type: ignore[no-any-return]
+        positions = features.movedim(axis, -1).shape[:-1]
+        return logits.reshape(*positions, logits.shape[1]).movedim(-1, axis)  # type: ignore[no-any-return]
+
+
+def head_logits(features: Tensor, head: Head) -> Tensor:
+    """What a head makes of rows, in float32 or wider, and with two columns at least."""
+    return two_classes(wide(head(features)))
 
 
 def as_head(layer: Head | None, sample: torch.Size | None = None) -> Head | None:
@@ -177,19 +187,37 @@ def as_head(layer: Head | None, sample: torch.Size | None = None) -> Head | None
     return RowHead(layer, sample) if linear is None else linear
 
 
+@final
+class RowHead(nn.Module):
+    """Any layer or function as a head of rows; as a module, its device and mode are known."""
+
+    def __init__(self, layer: Head, sample: torch.Size | None = None) -> None:
+        super().__init__()
+        self.layer = layer
+        self.sample = sample
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits (m, k) of rows (m, d)."""
+        weights = self.parameters()  # features come in float32, a layer may want fewer digits
+        dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), rows.dtype)
+        shape = rows.shape if self.sample is None else (-1, *self.sample)
+        return logit_rows(self.layer(rows.to(dtype).reshape(shape)))
+
+
 def linear_view(layer: object) -> nn.Linear | None:
     """The plain `nn.Linear` that does what this layer does; None when it is no linear layer.
 
     It has the layer's weights, in float32 or wider. Dropout before the last layer is common, and
     does nothing in eval mode. A layer with hooks, or of a class of its own, may compute anything.
     """
-    if type(layer) is nn.Sequential and not _altered(layer):
+    if not isinstance(layer, nn.Module) or _altered(layer):
+        return None
+    if type(layer) is nn.Sequential:
         parts = [part for part in layer if type(part) not in INERT or _altered(part)]
         return linear_view(parts[0]) if len(parts) == 1 else None
-    if not (type(layer) is nn.Linear or (type(layer) in CONV and is_pointwise_conv(layer))):
+    if not isinstance(layer, (nn.Linear, *CONV)) or type(layer) not in (nn.Linear, *CONV):
         return None
-    assert isinstance(layer, (nn.Linear, *CONV))
-    if _altered(layer):
+    if not is_linear(layer):
         return None
     if type(layer) is nn.Linear and layer.out_features > 1 and layer.weight.dtype.itemsize >= 4:
         return layer
@@ -215,17 +243,37 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return made.eval()
 
 
+def is_linear(layer: object) -> bool:
+    """Whether a layer is a linear map: an `nn.Linear`, or of every pixel, a 1 x 1 convolution."""
+    if not isinstance(layer, CONV) or layer.groups != 1:
+        return isinstance(layer, nn.Linear)
+    padded = not isinstance(layer.padding, str) and any(layer.padding)
+    return set(layer.kernel_size) == set(layer.stride) == {1} and not padded
+
+
+def channels(layer: object, features: Tensor) -> int | None:
+    """The axis a layer works along, every other position for itself; None for whole samples.
+
+    It is counted from the last one, because layers also take one sample without a batch axis.
+    """
+    if isinstance(layer, Wrapper):
+        layer = layer.uncalibrated
+    if type(layer) is nn.Sequential:
+        axes = {channels(part, features) for part in layer if type(part) not in INERT}
+        return axes.pop() if len(axes) == 1 else None
+    if isinstance(layer, nn.Identity):
+        return None if features.ndim == 1 else -1  # (n,) are the single logits of n samples
+    if not is_linear(layer):
+        return None
+    return -1 - len(layer.kernel_size) if isinstance(layer, CONV) else -1
+
+
 def rows_of(layer: object, features: Tensor) -> Tensor:
-    """What enters or leaves a layer, as rows (m, d): a row a position, or a row a sample."""
+    """What enters or leaves a layer, as rows (m, d): a row per position, or a row per sample."""
     axis = channels(layer, features)
     if axis is None:
         return features.flatten(1) if features.ndim > 1 else features[:, None]
     return features.movedim(axis, -1).reshape(-1, features.shape[axis])
-
-
-def head_logits(features: Tensor, head: Head) -> Tensor:
-    """What a head makes of rows, in float32 or wider, and with two columns at least."""
-    return two_classes(wide(head(features)))
 
 
 def sample_shape(layer: object, features: Tensor) -> torch.Size | None:
@@ -236,99 +284,15 @@ def sample_shape(layer: object, features: Tensor) -> torch.Size | None:
     return None if axis == -1 else torch.Size((features.shape[axis], *[1] * (-1 - axis)))
 
 
-def logits_of(layer: Head, rows: Tensor, sample: torch.Size | None) -> Tensor:
-    """What a layer gives for rows (m, d), each of which is a sample of that shape."""
-    return layer(rows if sample is None else rows.reshape(-1, *sample))
-
-
 def logit_rows(given: Tensor) -> Tensor:
     """What a layer gave for samples, as rows (n, k) with k of at least 2.
 
-    More than one row a sample, such as (n, t, k), is refused: which of them are the classes?
+    More than one row per sample, such as (n, t, k), is refused: which of them are the classes?
     """
     sizes = tuple(given.shape[1:])
     if len(sizes) > 1 and sum(size != 1 for size in sizes) > 1:
         raise InputError(
             f"the last layer gives values of shape {sizes} for a sample: name a layer that gives "
-            "one logit a class with head="
+            "one logit per class with head="
         )
     return two_classes(given if given.ndim < 3 else given.flatten(1))
-
-
-@final
-class RowHead(nn.Module):
-    """Any layer or function as a head of rows; as a module, its device and mode are known."""
-
-    def __init__(self, layer: Head, sample: torch.Size | None = None) -> None:
-        super().__init__()
-        self.layer = layer
-        self.sample = sample
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Logits (m, k) of rows (m, d)."""
-        weights = self.parameters()  # features come in float32, a layer may want fewer digits
-        dtype = next((weight.dtype for weight in weights if weight.is_floating_point()), rows.dtype)
-        return logit_rows(logits_of(self.layer, rows.to(dtype), self.sample))
-
-
-def autocasts(kind: str) -> bool:
-    """Whether the caller asked for mixed precision on devices of this kind."""
-    return kind != "meta" and torch.is_autocast_enabled(kind)
-
-
-@final
-class CalibratedHead(Wrapper):
-    """features -> calibrated logits; takes the place of a classifier's last layer.
-
-    It takes and gives what the layer does: (n, d) to (n, k), or a row a token, or a 1 x 1 image; a
-    layer with one logit gives one calibrated logit.
-    """
-
-    def __init__(self, head: nn.Module | None, calibrator: Calibrator) -> None:
-        if head is None and calibrator.needs_features:
-            raise InputError(
-                f"{calibrator!r} works on features: pass the classifier's last layer to wrap()"
-            )
-        super().__init__(nn.Identity() if head is None else head, calibrator)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Calibrated logits of what enters the layer, in the shape in which it gives its own."""
-        kind = features.device.type
-        if not autocasts(kind):
-            return self._calibrated(features, self.uncalibrated)
-        dtype = torch.get_autocast_dtype(kind)
-
-        def layer(rows: Tensor) -> Tensor:
-            with torch.autocast(kind, dtype):
-                return self.uncalibrated(rows)  # type: ignore[no-any-return]
-
-        # Mixed precision is for the network: a calibrator's few sums need all their digits.
-        with torch.autocast(kind, enabled=False):
-            return self._calibrated(features, layer)
-
-    def _calibrated(self, features: Tensor, call: Head) -> Tensor:
-        """The same, where `call` runs the layer."""
-        layer = self.uncalibrated
-        if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
-            return self.calibrator(features, call)  # type: ignore[no-any-return]
-        sample = sample_shape(layer, features)
-        given: list[torch.Size] = []
-
-        def head(rows: Tensor) -> Tensor:
-            own = logits_of(call, rows, sample)
-            given.append(own.shape[1:])
-            return logit_rows(own)
-
-        logits = self.calibrator(rows_of(layer, features), head)
-        if given[-1].numel() == 1:
-            logits = one_logit(logits)
-        return _restored(logits, layer, features, given[-1])
-
-
-def _restored(logits: Tensor, layer: nn.Module, features: Tensor, given: torch.Size) -> Tensor:
-    """Logits (m, k) in the shape in which the layer gives its own."""
-    axis = channels(layer, features)
-    if axis is None:
-        return logits.reshape(-1, *given)
-    positions = features.movedim(axis, -1).shape[:-1]
-    return logits.reshape(*positions, logits.shape[1]).movedim(-1, axis)

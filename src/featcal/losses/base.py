@@ -6,74 +6,60 @@ the device. Logits of 16 bits are computed in float32, and float64 stays float64
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from math import inf, isfinite, nan
+from dataclasses import dataclass, field, fields
+from math import isfinite, nan
 from numbers import Real
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featcal.core.checks import InputError, check_choice
+from featcal.core.checks import InputError
 from featcal.core.text import Reader
-
-# --- What every loss computes first, in forms whose gradients stay finite when p is 0 or 1.
 
 # torch leaves rows out whose label is `ignore_index`, -100 by default: here no label means that.
 NO_LABEL = -(2**62)
-# Below this a square counts as 0: the root of 1e-12 is the rounding of a float32 near 1.
-FLAT = 1e-12
+
+Value = TypeVar("Value")
 
 
-def widened(logits: Tensor) -> Tensor:
-    """float32 logits of 16-bit ones; others as they are."""
-    return logits.float() if logits.dtype.itemsize < 4 else logits
+def as_float(value: object) -> float:
+    """The value as a float; NaN where it is no finite number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return nan
+    try:
+        found = float(value)
+    except OverflowError:
+        return nan
+    return found if isfinite(found) else nan
 
 
-def label_logs(logits: Tensor, labels: Tensor) -> Tensor:
-    """The log p of each row's own class: (n, k), (n,) -> (n,), at most 0."""
-    return -F.cross_entropy(logits, labels, reduction="none", ignore_index=NO_LABEL)
+def checked(default: Value, allowed: Callable[[Value], bool], words: str) -> Value:
+    """A hyperparameter of the default's type that is refused with these words unless allowed."""
+    return field(default=default, metadata={"allowed": allowed, "words": words})
 
 
-def target_logs(logits: Tensor, labels: Tensor) -> Tensor:
-    """sum_k t_k log q_k of each row: (n,); log p where labels are class numbers."""
-    if not labels.is_floating_point():
-        return label_logs(logits, labels)
-    return (labels.to(logits.dtype) * logits.log_softmax(1)).sum(1)
+def not_negative(default: float) -> float:
+    """A hyperparameter from 0 up."""
+    return checked(default, lambda value: value >= 0, "give a number from 0 up")
 
 
-def log_rest(log_p: Tensor) -> Tensor:
-    """log(1 - p) without cancellation: log1p(-p) for small p, log(-expm1(log p)) for large.
-
-    At p = 1 the slope of log(1 - p) is infinite and would meet a factor of 0: NaN. The smallest
-    normal number stands in for 1 - p there, and no gradient flows.
-    """
-    half = -math.log(2)
-    small = torch.log1p(-log_p.clamp(max=half).exp())
-    large = (-torch.expm1(log_p)).clamp_min(torch.finfo(log_p.dtype).tiny).log()
-    return torch.where(log_p < half, small, large)
+def above_0(default: float) -> float:
+    """A hyperparameter above 0."""
+    return checked(default, lambda value: value > 0, "give a number above 0")
 
 
-def top_label(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The confidence of each row, and 1 where its prediction is right, else 0: (n,) each.
-
-    Only the confidence has a gradient: being right is constant but for jumps.
-    """
-    confidence = logits.softmax(1).amax(1)
-    return confidence, (logits.detach().argmax(1) == labels).to(logits.dtype)
+def whole(default: int) -> int:
+    """A hyperparameter that is a whole number from 1 up."""
+    return checked(default, lambda value: value >= 1, "give a whole number from 1 up")
 
 
-def root(square: Tensor) -> Tensor:
-    """The square root where it has a finite slope, and 0 with no slope from `FLAT` down.
-
-    The squares here are squared norms of residuals. At 0 a norm has a kink, where 0 is a
-    subgradient; the chain rule through sqrt would give 0 / 0 instead.
-    """
-    return torch.where(square > FLAT, square.clamp_min(FLAT).sqrt(), 0.0)
+def choice(default: Value, other: Value) -> Value:
+    """A hyperparameter that is one of two values."""
+    return checked(default, (default, other).__contains__, f"choose {default} or {other}")
 
 
 LOSSES: dict[str, type[TrainingLoss]] = {}
@@ -99,7 +85,7 @@ class TrainingLoss(ABC):
     soft_targets: ClassVar[bool] = False
     needs_held_out: ClassVar[bool] = False
 
-    reduction: Literal["mean", "sum"] = "mean"
+    reduction: Literal["mean", "sum"] = choice("mean", "sum")
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -108,7 +94,15 @@ class TrainingLoss(ABC):
             raise TypeError(f"loss name {cls.name!r} is taken by {taken}")
 
     def __post_init__(self) -> None:
-        check_choice(self.name, "reduction", self.reduction, ("mean", "sum"))
+        for one in fields(self):
+            if one.metadata:
+                given, kind = getattr(self, one.name), type(one.default)
+                # A number is kept as a float, so that 3 and 3.0 are one loss.
+                value = as_float(given) if kind is float else given
+                if type(value) is not kind or not one.metadata["allowed"](value):
+                    words = one.metadata["words"]
+                    raise InputError(f"{self.name}: {one.name} is {given!r}: {words}")
+                object.__setattr__(self, one.name, value)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss of a batch, a 0-d tensor, float32 or wider.
@@ -178,49 +172,25 @@ class TrainingLoss(ABC):
 
     def check(self, logits: Tensor, labels: Tensor) -> None:
         """Refuses what is no batch, by shape and dtype alone."""
-        if logits.ndim != 2 or logits.shape[0] < 1 or logits.shape[1] < 2:
+        shape = tuple(logits.shape)
+        if not logits.is_floating_point() or len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
             raise InputError(
-                f"{self.name}: logits have shape {tuple(logits.shape)}: give (n, k), at least one "
-                "row and two classes; of a single logit z make the two columns 0 and z"
+                f"{self.name}: logits are {logits.dtype} of shape {shape}: give floating point "
+                "(n, k), at least one row and two classes; of a single logit z make the two "
+                "columns 0 and z"
             )
-        if not logits.is_floating_point():
-            raise InputError(f"{self.name}: logits are {logits.dtype}: give floating point numbers")
-        if labels.is_floating_point() and labels.ndim == 2:
-            self._check_soft(logits, labels)
-        elif labels.dtype != torch.int64 or labels.shape != logits.shape[:1]:
-            raise InputError(
-                f"{self.name}: labels are {labels.dtype} of shape {tuple(labels.shape)}: give "
-                f"int64 class numbers of shape ({len(logits)},), one for each row of logits"
-            )
-
-    def _check_soft(self, logits: Tensor, labels: Tensor) -> None:
-        if not self.soft_targets:
+        soft = labels.is_floating_point() and labels.ndim == 2
+        if soft and not self.soft_targets:
             raise InputError(
                 f"{self.name}: labels are rows of probabilities: this loss needs class numbers; "
                 "for mixup use featcal.losses.mixed with both labels of a row"
             )
-        if labels.shape != logits.shape:
+        kind, wanted = ("probabilities", shape) if soft else ("int64 class numbers", shape[:1])
+        if tuple(labels.shape) != wanted or not (soft or labels.dtype == torch.int64):
             raise InputError(
-                f"{self.name}: labels have shape {tuple(labels.shape)}: rows of probabilities need "
-                f"the shape of the logits, {tuple(logits.shape)}"
+                f"{self.name}: labels are {labels.dtype} of shape {tuple(labels.shape)}: give "
+                f"{kind} of shape {wanted} for logits of shape {shape}"
             )
-
-    def _number(self, key: str, allowed: Callable[[float], bool], words: str) -> None:
-        """Checks a hyperparameter and keeps it as a float, so that 3 and 3.0 are one loss."""
-        object.__setattr__(self, key, number(self.name, key, getattr(self, key), allowed, words))
-
-
-def number(
-    name: str, key: str, value: object, allowed: Callable[[float], bool], words: str
-) -> float:
-    """The value as a finite float in its range, which the words describe."""
-    try:
-        found = nan if type(value) is bool or not isinstance(value, Real) else float(value)
-    except OverflowError:
-        found = inf
-    if not isfinite(found) or not allowed(found):
-        raise InputError(f"{name}: {key} is {value!r}: give a number {words}")
-    return found
 
 
 class RowLoss(TrainingLoss):
@@ -236,11 +206,7 @@ class RowLoss(TrainingLoss):
 
 
 def mixed(
-    loss: TrainingLoss,
-    logits: Tensor,
-    labels: Tensor,
-    partners: Tensor,
-    weight: Tensor | float,
+    loss: TrainingLoss, logits: Tensor, labels: Tensor, partners: Tensor, weight: Tensor | float
 ) -> Tensor:
     """The loss of mixed inputs in the two-term form: w L(labels) + (1 - w) L(partners).
 
@@ -254,17 +220,8 @@ def mixed(
         weight: w, a float or a 0-d tensor; a captured graph reads a tensor anew at each replay.
     """
     if isinstance(weight, Tensor) and weight.ndim != 0:
-        raise InputError(
-            f"mixed: weight has shape {tuple(weight.shape)}: give one number for the batch"
-        )
+        raise InputError(f"mixed: weight has shape {tuple(weight.shape)}: give one for the batch")
     return weight * loss(logits, labels) + (1 - weight) * loss(logits, partners)
-
-
-# --- A loss as text, `focal(gamma=2.0)`: `repr` writes it and `parse_loss` reads it.
-
-
-def _arguments(loss: Callable[..., TrainingLoss]) -> dict[str, object]:
-    return cast(type[TrainingLoss], loss).arguments()
 
 
 READER: Reader[TrainingLoss] = Reader(
@@ -274,7 +231,7 @@ READER: Reader[TrainingLoss] = Reader(
     example="focal(gamma=3)",
     grammar="one loss, for example 'focal(gamma=3)'",
     pieces="the name of one loss and literal keyword arguments",
-    arguments=_arguments,
+    arguments=lambda loss: cast(type[TrainingLoss], loss).arguments(),
     meant=dict.fromkeys(("cross_entropy", "crossentropy", "CrossEntropyLoss", "nll"), "ce"),
 )
 
@@ -289,3 +246,22 @@ def parse_loss(text: str) -> TrainingLoss:
         InputError: naming what cannot be read.
     """
     return READER.read(text)
+
+
+def widened(logits: Tensor) -> Tensor:
+    """float32 logits of 16-bit ones; others as they are."""
+    return logits.float() if logits.dtype.itemsize < 4 else logits
+
+
+def label_logs(logits: Tensor, labels: Tensor) -> Tensor:
+    """The log p of each row's own class: (n, k), (n,) -> (n,), at most 0."""
+    return -F.cross_entropy(logits, labels, reduction="none", ignore_index=NO_LABEL)
+
+
+def top_label(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The confidence of each row, and 1 where its prediction is right, else 0: (n,) each.
+
+    Only the confidence has a gradient: being right is constant but for jumps.
+    """
+    confidence = logits.softmax(1).amax(1)
+    return confidence, (logits.detach().argmax(1) == labels).to(logits.dtype)

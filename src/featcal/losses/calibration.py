@@ -1,29 +1,44 @@
-"""MMCE, the maximum mean calibration error: a kernel's view of confidence against correctness.
-
-Kumar et al. (ICML 2018). The kernel is exp(-|r - r'| / 0.4) of two confidences r and r'.
-"""
+"""Cross-entropy plus a calibration error of the batch: of a kernel (MMCE), or of soft bins."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 from torch import Tensor
 
-from featcal.core.checks import InputError, check_choice, check_whole
-from featcal.losses.base import TrainingLoss, label_logs, root, top_label
+from featcal.losses import base
 
-WIDTH = 0.4
+WIDTH = 0.4  # of the kernel of MMCE
+EMPTY = 1e-12  # rows; a soft bin with less adds less than that to the error
+FLAT = 1e-12  # below this a square counts as 0: its root is the rounding of a float32 near 1
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Penalised(base.TrainingLoss):
+    """Cross-entropy plus weight times a penalty on the batch as a whole."""
+
+    weight: float = base.not_negative(1.0)
+
+    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy + weight penalty."""
+        return self.weight * self.penalty(logits, labels) - base.label_logs(logits, labels).mean()
+
+    @abstractmethod
+    def penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The calibration error of the batch alone."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class MMCE(TrainingLoss):
-    """Cross-entropy plus weight times MMCE of the batch.
+class MMCE(Penalised):
+    """Cross-entropy plus weight times MMCE, the maximum mean calibration error of the batch.
 
-    With r the confidence, c = 1 where the prediction is right and 0 elsewhere, and v a weight for
-    each row, MMCE = sqrt(sum_ij v_i v_j (c_i - r_i)(c_j - r_j) k(r_i, r_j)), a norm:
+    Kumar et al. (ICML 2018). With r the confidence, c = 1 where the prediction is right and 0
+    elsewhere, v a weight for each row and the kernel k(r, r') = exp(-|r - r'| / 0.4),
+    MMCE = sqrt(sum_ij v_i v_j (c_i - r_i)(c_j - r_j) k(r_i, r_j)), a norm:
 
     - variant "plain": v = 1/n. It vanishes where confidence is right on average.
     - variant "weighted": v = 1/m on the m right rows and 1/n' on the n' wrong ones, so that few
@@ -45,76 +60,50 @@ class MMCE(TrainingLoss):
     name = "mmce"
     title = "MMCE"
 
-    weight: float = 2.0
-    variant: Literal["plain", "weighted"] = "plain"
-    form: Literal["intended", "published"] = "intended"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("weight", lambda value: value >= 0, "from 0 up")
-        check_choice(self.name, "variant", self.variant, ("weighted", "plain"))
-        check_choice(self.name, "form", self.form, ("intended", "published"))
-
-    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy + weight MMCE."""
-        return self.weight * self.penalty(logits, labels) - label_logs(logits, labels).mean()
+    weight: float = base.not_negative(2.0)
+    variant: Literal["plain", "weighted"] = base.choice("plain", "weighted")
+    form: Literal["intended", "published"] = base.choice("intended", "published")
 
     def penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
         """MMCE of the batch alone."""
-        confidence, right = top_label(logits, labels)
+        confidence, right = base.top_label(logits, labels)
+        rights = right.sum()
+        wrongs = len(right) - rights
         if self.form == "published" and self.variant == "weighted":
-            return _published_weighted(confidence, right)
-        share = _weights(right) if self.variant == "weighted" else 1 / len(right)
-        square = _pair_sum(share * (right - confidence), confidence)
+            kernel = _kernel(confidence)
+
+            def mean_again(one: Tensor, other: Tensor, count: Tensor) -> Tensor:
+                mean = (one[:, None] * other * kernel).sum() / count.clamp_min(1)
+                return mean / (count + 1e-5)
+
+            sure, unsure = (1 - right) * confidence, right * (1 - confidence)
+            square = mean_again(unsure, unsure, rights * rights)
+            square = square + mean_again(sure, sure, wrongs * wrongs)
+            square = square - 2 * mean_again(unsure, sure, rights * wrongs)
+            some_of_each = rights * wrongs > 0
+            return torch.where(some_of_each, (square.clamp_min(0.0) + 1e-10).sqrt(), 0.0)
+        share: Tensor | float = 1 / len(right)
+        if self.variant == "weighted":
+            share = torch.where(right > 0, 1 / rights.clamp_min(1), 1 / wrongs.clamp_min(1))
+        residual = share * (right - confidence)
+        # No matrix product: autocast would take it to 16 bits.
+        square = (residual[:, None] * residual * _kernel(confidence)).sum()
         return square if self.form == "published" else root(square)
-
-
-def _weights(right: Tensor) -> Tensor:
-    """1/m on the right rows, 1/n' on the wrong ones."""
-    rights = right.sum()
-    wrongs = len(right) - rights
-    return torch.where(right > 0, 1 / rights.clamp_min(1), 1 / wrongs.clamp_min(1))
 
 
 def _kernel(confidence: Tensor) -> Tensor:
     return (-(confidence[:, None] - confidence).abs() / WIDTH).exp()  # (n, n)
 
 
-def _pair_sum(values: Tensor, confidence: Tensor) -> Tensor:
-    """sum_ij v_i v_j k(r_i, r_j); no matrix product, which autocast would take to 16 bits."""
-    return (values[:, None] * values * _kernel(confidence)).sum()
-
-
-def _published_weighted(confidence: Tensor, right: Tensor) -> Tensor:
-    kernel, rights = _kernel(confidence), right.sum()
-    wrongs = len(right) - rights
-    sure, unsure = (1 - right) * confidence, right * (1 - confidence)
-    pairs = ((unsure, unsure, rights * rights), (sure, sure, wrongs * wrongs))
-    first, second = (_mean_again(a, b, kernel, count) for a, b, count in pairs)
-    third = _mean_again(unsure, sure, kernel, rights * wrongs)
-    square = (first + second - 2 * third).clamp_min(0.0)
-    return torch.where(rights * wrongs > 0, (square + 1e-10).sqrt(), 0.0)
-
-
-def _mean_again(left: Tensor, right: Tensor, kernel: Tensor, count: Tensor) -> Tensor:
-    """The mean over `count` pairs, divided by their number again."""
-    mean = (left[:, None] * right * kernel).sum() / count.clamp_min(1)
-    return mean / (count + 1e-5)
-
-
-# --- Soft bins give the calibration error a gradient (Karandikar et al., NeurIPS 2021).
-
-EMPTY = 1e-12  # rows; a bin with less adds less than that to the error
-
-
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
-class SoftECE(TrainingLoss):
+class SoftECE(Penalised):
     """Cross-entropy plus weight times a soft-binned calibration error of the batch.
 
-    A row of confidence r belongs to the bin of centre x_b by the share softmax_b(-(r - x_b)^2 /
-    temperature). With s_b the sum of these shares over the rows and gap_b the mean of r - c in
-    the bin, c = 1 where the prediction is right, the error is (sum_b s_b/n |gap_b|^norm)^(1/norm).
+    Soft bins give the error a gradient (Karandikar et al., NeurIPS 2021). A row of confidence r
+    belongs to the bin of centre x_b by the share softmax_b(-(r - x_b)^2 / temperature). With s_b
+    the sum of these shares over the rows and gap_b the mean of r - c in the bin, c = 1 where the
+    prediction is right, the error is (sum_b s_b/n |gap_b|^norm)^(1/norm).
 
     Args:
         weight: of the error, at least 0.
@@ -127,26 +116,13 @@ class SoftECE(TrainingLoss):
     name = "soft_ece"
     title = "Soft ECE"
 
-    weight: float = 1.0
-    bins: int = 15
-    temperature: float = 0.01
-    norm: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("weight", lambda value: value >= 0, "from 0 up")
-        self._number("temperature", lambda value: value > 0, "above 0")
-        check_whole(self.name, 1, bins=self.bins, norm=self.norm)
-        if self.norm > 2:
-            raise InputError(f"{self.name}: norm is {self.norm}: choose 1 or 2")
-
-    def mean(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Mean cross-entropy + weight error."""
-        return self.weight * self.penalty(logits, labels) - label_logs(logits, labels).mean()
+    bins: int = base.whole(15)
+    temperature: float = base.above_0(0.01)
+    norm: int = base.choice(2, 1)
 
     def penalty(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The soft-binned error of the batch alone."""
-        confidence, right = top_label(logits, labels)
+        confidence, right = base.top_label(logits, labels)
         shares = self.shares(confidence)
         gaps = (shares * (confidence - right)[:, None]).sum(0) / len(right)  # (m,), s_b/n gap_b
         if self.norm == 1:
@@ -159,3 +135,12 @@ class SoftECE(TrainingLoss):
         centres = torch.arange(self.bins, dtype=confidence.dtype, device=confidence.device)
         distance = confidence[:, None] - (centres + 0.5) / self.bins
         return (-distance.square() / self.temperature).softmax(1)
+
+
+def root(square: Tensor) -> Tensor:
+    """The square root where it has a finite slope, and 0 with no slope from `FLAT` down.
+
+    The squares here are squared norms of residuals. At 0 a norm has a kink, where 0 is a
+    subgradient; the chain rule through sqrt would give 0 / 0 instead.
+    """
+    return torch.where(square > FLAT, square.clamp_min(FLAT).sqrt(), 0.0)

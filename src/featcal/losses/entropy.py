@@ -1,17 +1,14 @@
-"""Cross-entropy, the Brier score, and cross-entropy that rewards entropy.
-
-The entropy term is the confidence penalty of Pereyra et al. (2017).
-"""
+"""Cross-entropy, the Brier score, and cross-entropy that rewards entropy or smooths its labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal, final
 
+import torch
 from torch import Tensor
 
-from featcal.core.checks import check_choice
-from featcal.losses.base import RowLoss, target_logs
+from featcal.losses.base import RowLoss, checked, choice, label_logs, not_negative
 
 
 @final
@@ -45,15 +42,18 @@ class Brier(RowLoss):
         """sum_k (q_k - t_k)^2."""
         probs = logits.softmax(1)
         if labels.is_floating_point():
-            return (probs - labels.to(probs.dtype)).square().sum(1)
-        hot = probs.new_zeros(probs.shape).scatter(1, labels[:, None], 1.0)
-        return (probs - hot).square().sum(1)
+            targets = labels.to(probs.dtype)
+        else:
+            targets = torch.zeros_like(probs).scatter(1, labels[:, None], 1.0)
+        return (probs - targets).square().sum(1)
 
 
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class MaxEntropy(RowLoss):
     """Cross-entropy less beta times the entropy of the prediction, -sum_k q_k log q_k.
+
+    The confidence penalty of Pereyra et al. (2017).
 
     Args:
         beta: the weight of the entropy, at least 0; 0 is cross-entropy.
@@ -64,11 +64,7 @@ class MaxEntropy(RowLoss):
     title = "Entropy Penalty"
     soft_targets = True
 
-    beta: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("beta", lambda value: value >= 0, "from 0 up")
+    beta: float = not_negative(0.1)
 
     def rows(self, logits: Tensor, labels: Tensor) -> Tensor:
         """-log p - beta H(q)."""
@@ -77,13 +73,10 @@ class MaxEntropy(RowLoss):
         return -target_logs(logits, labels) - self.beta * entropy
 
 
-# --- Label smoothing (Szegedy et al., CVPR 2016): part of each target goes to other classes.
-
-
 @final
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LabelSmoothing(RowLoss):
-    """Cross-entropy with smoothed targets.
+    """Cross-entropy with smoothed targets (Szegedy et al., CVPR 2016).
 
     spread "others": 1 - alpha on the label, alpha / (k - 1) on each other class, as published.
     spread "all": alpha / k on every class and 1 - alpha more on the label, as in torch. The first
@@ -100,13 +93,8 @@ class LabelSmoothing(RowLoss):
     title = "LS-0.05"
     soft_targets = True
 
-    alpha: float = 0.05
-    spread: Literal["others", "all"] = "others"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._number("alpha", lambda value: 0 <= value < 1, "from 0 to below 1")
-        check_choice(self.name, "spread", self.spread, ("others", "all"))
+    alpha: float = checked(0.05, lambda value: 0 <= value < 1, "give a number from 0 to below 1")
+    spread: Literal["others", "all"] = choice("others", "all")
 
     def rows(self, logits: Tensor, labels: Tensor) -> Tensor:
         """-sum_k t_k log q_k of the smoothed targets t."""
@@ -114,3 +102,10 @@ class LabelSmoothing(RowLoss):
         alpha = self.alpha * (classes / (classes - 1) if self.spread == "others" else 1.0)
         uniform = logits.log_softmax(1).mean(1)
         return -(1 - alpha) * target_logs(logits, labels) - alpha * uniform
+
+
+def target_logs(logits: Tensor, labels: Tensor) -> Tensor:
+    """sum_k t_k log q_k of each row: (n,); log p where labels are class numbers."""
+    if not labels.is_floating_point():
+        return label_logs(logits, labels)
+    return (labels.to(logits.dtype) * logits.log_softmax(1)).sum(1)

@@ -1,16 +1,19 @@
-"""Class-based temperature scaling: one temperature a class (Frenkel and Goldberger, 2021)."""
+"""Class-based temperature scaling: one temperature per class (Frenkel and Goldberger, 2021).
+
+By NLL, each class's temperature is pulled towards the common one by as much as the folds advise; by
+a greedy search, as published, classes are tried on a grid one after the other.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
@@ -18,278 +21,20 @@ from featcal.core.batch import Batch, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_choice, check_flags
 from featcal.core.fit import Problem, StepReport, settle
-from featcal.core.gradient import gathered, minimize, published_lbfgs
-from featcal.core.loss import CRITERIA, ECE_BINS, measure, nll
+from featcal.core.gradient import Array, gathered, minimize, published_lbfgs
+from featcal.core.loss import CRITERIA, ECE_BINS, nll
 from featcal.core.progress import calm, tell
 from featcal.core.rows import bin_index, row_curves
 from featcal.core.sample import fold_of
-from featcal.core.scalar import Shrinkage, Tempered, temper, temper_cells
-
-# --- One temperature a class by NLL, pulled towards the common one by as much as the folds
-# advise.
-#
-# A class with few rows tells little about its own temperature: log T_k ~ N(log T, s^2) with T the
-# temperature of all rows. s is chosen by cross-validation on a quadratic model: one pass at T gives
-# every class's slope and curvature in every fold, and from these follow the temperatures fitted
-# without a fold, and what they cost on it, for any s. The fit itself then uses the exact loss.
-
-Array = NDArray[np.float64]
-
-FOLDS = 10
-SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)  # of log T_k; 0 is plain temperature scaling
-
-
-@dataclass(frozen=True)
-class Classwise:
-    """What was found: T_k (k,), the common T and the spread, passes over the data, how it ended."""
-
-    temperatures: Array
-    common: float | None
-    spread: float | None
-    steps: int
-    converged: bool
-    capped: bool = False
-
-
-FoldSums = tuple[Array, Array]  # slopes and curvatures of each fold and class, (f, k) both
-
-
-def predicted_class(batch: Batch) -> Tensor:
-    """The cell of a row: the class it is predicted to be, (n,)."""
-    return stored_logits(batch).argmax(1)
-
-
-def by_predicted_class(problem: Problem) -> Classwise | None:
-    """Divides by T of the predicted class; None where no temperature matters."""
-    common = temper(problem.data)
-    if common is None:
-        return None
-    inverse, classes = 1 / common.temperature, problem.facts.classes
-    spread = 0.0 if common.capped.any() else best_spread(*_sums_by_prediction(problem, inverse))
-    if spread == 0:
-        return _all_alike(common, classes)
-    found = temper_cells(problem.data, predicted_class, classes, Shrinkage(inverse, spread))
-    assert found is not None
-    steps = common.steps + found.steps + 1
-    return Classwise(1 / found.inverse, common.temperature, spread, steps, found.converged)
-
-
-def by_logit(problem: Problem) -> Classwise | None:
-    """Divides each logit by its own T; None where no temperature matters."""
-    common = temper(problem.data)
-    if common is None:
-        return None
-    inverse, classes = 1 / common.temperature, problem.facts.classes
-    spread = 0.0 if common.capped.any() else best_spread(*_sums_by_logit(problem, inverse))
-    if spread == 0:
-        return _all_alike(common, classes)
-    centre, rows = math.log(common.temperature), problem.facts.rows
-
-    def objective(log_t: Tensor, batch: Batch) -> Tensor:
-        return nll(stored_logits(batch) * torch.exp(-log_t), batch)[0]
-
-    def penalty(log_t: Tensor) -> Tensor:
-        return (log_t - centre).square().sum() / (2 * spread**2 * rows)
-
-    start = torch.full((classes,), centre, dtype=torch.float64)
-    found = minimize(objective, start, problem.data, rows, penalty=penalty)
-    steps = common.steps + found.steps + 1
-    temperatures: Array = found.at.exp().cpu().numpy()
-    return Classwise(temperatures, common.temperature, spread, steps, found.converged)
-
-
-def _all_alike(common: Tempered, classes: int) -> Classwise:
-    """Plain temperature scaling."""
-    each = np.full(classes, common.temperature)
-    capped = bool(common.capped.any())
-    return Classwise(each, common.temperature, 0.0, common.steps + 1, common.converged, capped)
-
-
-def _sums_by_prediction(problem: Problem, inverse: float) -> FoldSums:
-    """Of rows in the temperature of their predicted class."""
-    classes = problem.facts.classes
-    sums = torch.zeros(2, FOLDS * classes, dtype=torch.float64)
-    for batch in problem.data:
-        if len(batch):
-            _, slope, bend = row_curves(stored_logits(batch), batch.labels, inverse).double()
-            cell = fold_of(batch, FOLDS) * classes + predicted_class(batch)
-            sums.index_add_(1, cell.cpu(), torch.stack([slope, bend]).cpu())
-    return _relative(sums.view(2, FOLDS, classes), inverse)
-
-
-def _sums_by_logit(problem: Problem, inverse: float) -> FoldSums:
-    """Of rows in the factor of each logit alone."""
-    sums = torch.zeros(2, FOLDS, problem.facts.classes, dtype=torch.float64)
-    for batch in problem.data:
-        if len(batch):
-            logits = stored_logits(batch)
-            probs = (logits * inverse).softmax(1)
-            bend = logits.square() * probs * (1 - probs)
-            miss = probs.scatter_add(1, batch.labels[:, None], torch.full_like(probs[:, :1], -1.0))
-            fold = fold_of(batch, FOLDS).cpu()
-            sums[0].index_add_(0, fold, (logits * miss).double().cpu())
-            sums[1].index_add_(0, fold, bend.double().cpu())
-    return _relative(sums, inverse)
-
-
-def _relative(sums: Tensor, inverse: float) -> FoldSums:
-    """Slopes and bends in b turned into those in b / b0, over all processes."""
-    slopes, bends = dist.total(sums).numpy()
-    return slopes * inverse, bends * inverse**2
-
-
-def best_spread(slopes: Array, bends: Array) -> float:
-    """The spread whose temperatures, fitted without a fold, cost least on it.
-
-    Args:
-        slopes: of the summed NLL of each fold and class, in b / b0 and at b = b0, (f, k).
-        bends: the curvatures there, (f, k).
-    """
-    costs = [_cost_left_out(slopes, bends, spread) for spread in SPREADS]
-    return SPREADS[int(np.argmin(costs))]
-
-
-def _cost_left_out(slopes: Array, bends: Array, spread: float) -> float:
-    """What the quadratic model of each fold says of temperatures fitted to the others."""
-    slope, bend = slopes.sum(0) - slopes, bends.sum(0) - bends  # without the fold
-    rows = bend.sum(1, keepdims=True)
-    centre = -slope.sum(1, keepdims=True) / np.where(rows > 0, rows, 1)  # (f, 1), near 0
-    pull = math.inf if spread == 0 else spread**-2
-    own = -(slope + bend * centre) / (bend + pull)  # beyond the centre
-    step = centre + own
-    return float((slopes * step + bends * step**2 / 2).sum())
-
-
-# --- The greedy search for class temperatures: sweeps over classes, each tried on a grid.
-#
-# By predicted class a row's confidence depends on the temperature of its own class alone, so one
-# pass
-# tabulates every class at every temperature and the sweeps read the table. By logit every candidate
-# moves every row: the rows are gathered, and what the other classes contribute is kept.
-
-GRID = np.arange(5, 51) / 10  # 0.5, 0.6, ..., 5.0
-SWEEPS = 5
-LESS = 1e-12  # a candidate must be better by more than rounding
-
-Scores = Callable[[list[int], int], Array]  # (grid index a class, class) -> score of each candidate
-
-
-def greedy_by_predicted_class(problem: Problem, criterion: str, common: float) -> Array:
-    """T of each predicted class, (k,), by ECE or NLL of all rows.
-
-    Classes that no row is predicted to be stay where they start.
-    """
-    table = _table(problem, criterion)  # (k, g, sums)
-
-    def scores(chosen: list[int], which: int) -> Array:
-        others = table[np.arange(len(table)), chosen].sum(0) - table[which, chosen[which]]
-        sums: Array = np.abs(others + table[which]).sum(1) / problem.facts.rows
-        return sums
-
-    return _sweep(scores, problem.facts.classes, common, range(problem.facts.classes))
-
-
-def _table(problem: Problem, criterion: str) -> Array:
-    """What each class contributes at each temperature: a gap for each bin, or its NLL."""
-    classes = problem.facts.classes
-    width = ECE_BINS if criterion == "ece" else 1
-    table = torch.zeros(classes, len(GRID), width, dtype=torch.float64)
-    for batch in problem.data:
-        if len(batch):
-            cell = stored_logits(batch).argmax(1).cpu()
-            for column, temperature in enumerate(GRID):
-                value, place = _contribution(batch, float(temperature), criterion)
-                flat = table[:, column]
-                flat.index_put_((cell, place), value, accumulate=True)
-    found: Array = dist.total(table).numpy()
-    return found
-
-
-def _contribution(batch: Batch, temperature: float, criterion: str) -> tuple[Tensor, Tensor]:
-    """What a row adds, and to which sum: confidence less correctness to its bin, or its NLL."""
-    scaled = stored_logits(batch) / temperature
-    if criterion == "nll":
-        rows = F.cross_entropy(scaled, batch.labels, reduction="none")
-        return rows.double().cpu(), torch.zeros_like(batch.labels).cpu()
-    confidence, prediction = scaled.softmax(1).max(1)
-    gap = confidence.double() - (prediction == batch.labels).double()
-    return gap.cpu(), bin_index(confidence, ECE_BINS).cpu()
-
-
-def greedy_by_logit(problem: Problem, criterion: str, common: float) -> Array:
-    """T of each logit, (k,), by ECE or NLL of all rows, never at the cost of accuracy.
-
-    Classes without a row of their own stay where they start.
-    """
-    logits, labels = gathered(problem.data, problem.facts.classes)
-    rows = _Rows(logits, labels, criterion)
-    present = torch.unique(labels).tolist()
-    return _sweep(rows.scores, problem.facts.classes, common, present)
-
-
-class _Rows:
-    """All rows, of which one logit is divided by every temperature of the grid at once."""
-
-    def __init__(self, logits: Tensor, labels: Tensor, criterion: str) -> None:
-        self.logits, self.labels, self.criterion = logits, labels, criterion
-        self.grid = torch.from_numpy(GRID).to(logits)
-
-    def scores(self, chosen: list[int], which: int) -> Array:
-        """The score of each candidate; infinite where it costs accuracy."""
-        scaled = self.logits / self.grid[chosen]  # (n, k)
-        own = self.logits[:, which, None] / self.grid  # (n, g)
-        others = scaled.clone()
-        others[:, which] = -torch.inf
-        rival, place = others.max(1, keepdim=True)
-        total = torch.logaddexp(others.logsumexp(1, keepdim=True), own)
-        mine = self.labels[:, None] == which
-        if self.criterion == "nll":
-            true = scaled.gather(1, self.labels[:, None])
-            score = (total - torch.where(mine, own, true)).mean(0, dtype=torch.float64)
-        right = torch.where(
-            self._ahead(own, rival, which, place), mine, place == self.labels[:, None]
-        )
-        if self.criterion == "ece":
-            score = _ece((torch.maximum(own, rival) - total).exp(), right)
-        accurate = right.sum(0)
-        score[accurate < accurate[chosen[which]]] = torch.inf
-        found: Array = score.cpu().numpy()
-        return found
-
-    @staticmethod
-    def _ahead(own: Tensor, rival: Tensor, which: int, place: Tensor) -> Tensor:
-        """Where the class is the prediction: the first among equals."""
-        return (own > rival) | ((own == rival) & (which < place))
-
-
-def _ece(confidence: Tensor, right: Tensor) -> Tensor:
-    """ECE of each column of confidences (n, g)."""
-    columns = torch.arange(confidence.shape[1], device=confidence.device) * ECE_BINS
-    place = bin_index(confidence, ECE_BINS) + columns
-    gaps = torch.zeros(confidence.shape[1] * ECE_BINS, dtype=torch.float64, device=place.device)
-    gaps.index_add_(0, place.flatten(), (confidence.double() - right.double()).flatten())
-    return gaps.view(-1, ECE_BINS).abs().sum(1) / len(confidence)
-
-
-def _sweep(scores: Scores, classes: int, common: float, present: range | list[int]) -> Array:
-    """Each class in turn to its best candidate, from the common T rounded to the grid."""
-    start = int(np.abs(GRID - common).argmin())
-    chosen = [start] * classes
-    for sweep in range(SWEEPS):
-        before = list(chosen)
-        for which in present:
-            found = scores(chosen, which)
-            best = int((found <= found.min() + LESS).argmax())  # the smallest T among equals
-            if found[best] < found[chosen[which]] - LESS:
-                chosen[which] = best
-        tell("classwise", sweep + 1, SWEEPS)
-        if chosen == before:
-            break
-    return GRID[chosen]
-
+from featcal.core.scalar import Shrinkage, temper, temper_cells
 
 READINGS = ("predicted", "logit")
 CHOICES = ("nll", "ece")
+FOLDS = 10
+SPREADS = (0.0, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)  # of log T_k; 0 is plain temperature scaling
+GRID = np.arange(5, 51) / 10  # of the greedy search: 0.5, 0.6, ..., 5.0
+SWEEPS = 5
+LESS = 1e-12  # a candidate must be better by more than rounding
 
 
 @final
@@ -297,8 +42,8 @@ class ClasswiseTemperature(LogitMap):
     """softmax(z / T_c) with c the predicted class, or softmax(z_k / T_k) logit by logit.
 
     The first keeps every prediction, the second does not. By default T_k minimises the NLL and is
-    pulled towards the temperature of all rows by as much as cross-validation advises: see
-    `classwise_fit`. Classes without rows get that temperature.
+    pulled towards the temperature of all rows by as much as cross-validation advises. Classes
+    without rows get that temperature.
 
     Args:
         reading: whose temperature it is: "predicted" class or each "logit".
@@ -309,6 +54,7 @@ class ClasswiseTemperature(LogitMap):
     """
 
     name = "classwise"
+    title = "class-based temperature scaling"
     keeps_accuracy = True
     temperatures: Tensor
 
@@ -342,12 +88,11 @@ class ClasswiseTemperature(LogitMap):
             return logits / temperatures
         return logits / temperatures[logits.argmax(1)][:, None]
 
-    def check(self) -> None:
-        """T_k is a list of finite numbers above 0."""
+    def sound(self) -> bool:
+        """Whether T_k are finite numbers above 0."""
         found = self.temperatures
         allowed = found != 0 if self.reference else found > 0
-        if found.ndim != 1 or not bool((torch.isfinite(found) & allowed).all()):
-            raise InputError("classwise: T must be one finite number above 0 for each class")
+        return found.ndim == 1 and bool((torch.isfinite(found) & allowed).all())
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton with a pull to the common temperature, or the search that was asked for."""
@@ -357,67 +102,225 @@ class ClasswiseTemperature(LogitMap):
         if found is None:
             return [settle(self, problem, {}, "")]
         self.assign(temperatures=torch.from_numpy(found.temperatures))
-        own = self.criterion == problem.loss.name
-        if not self.reference and not own and not self._lowers(problem):
-            self.reset()
-            own = True
-        return [self._report(problem, found, always=self.reference or not own)]
-
-    def _search(self, problem: Problem) -> Classwise | None:
-        if self.reference:
-            return _published(problem)
-        by_prediction = self.reading == "predicted"
-        if not self.grid and self.criterion == "nll":
-            return (by_predicted_class if by_prediction else by_logit)(problem)
-        common = temper(problem.data)
-        if common is None:
-            return None
-        greedy = greedy_by_predicted_class if by_prediction else greedy_by_logit
-        found = greedy(problem, self.criterion, common.temperature)
-        return Classwise(found, common.temperature, None, common.steps, converged=True)
-
-    def _lowers(self, problem: Problem) -> bool:
-        criterion = CRITERIA[self.criterion]
-        before, now = measure(problem.data, criterion, criterion.after(self.map_logits))
-        return now < before
-
-    def _report(self, problem: Problem, found: Classwise, *, always: bool) -> StepReport:
         low, high = float(found.temperatures.min()), float(found.temperatures.max())
+        around = "" if found.common is None else f" around {found.common:.4g}"
+        message, warning = f"T from {low:.4g} to {high:.4g}{around}", ""
+        if found.spread == 0:
+            message = f"T = {found.common:.4g} for all: the classes' own temperatures do not pay"
+        if found.capped:
+            warning = (
+                f"classwise stopped at the cap T = {low:.4g}: the logits separate the labels "
+                "completely or are no better than guessing, so no temperature is best"
+            )
         values = {"T_min": low, "T_max": high}
         if found.spread is not None:
             values["spread"] = found.spread
-        return settle(
-            self,
-            problem,
-            values,
-            _what_was_found(found, low, high),
-            converged=found.converged,
-            warning=_capped(low) if found.capped else "",
-            details={
-                "criterion": self.criterion,
-                "common": found.common,
-                "iterations": found.steps,
-            },
-            always=always,
-        )
+        details = {"criterion": self.criterion, "common": found.common, "iterations": found.steps}
+        ended, always = (found.converged, warning, details), self.reference
+        by = CRITERIA[self.criterion]
+        return [settle(self, problem, values, message, *ended, always=always, criterion=by)]
+
+    def _search(self, problem: Problem) -> Classwise | None:
+        """The temperatures by the search that was asked for; None where none matters."""
+        data, classes = problem.data, problem.facts.classes
+        if self.reference:
+            end = published_lbfgs(lambda at, z: z / at, torch.ones(classes), data, classes)
+            return Classwise(end.at.cpu().numpy(), None, None, end.steps, end.converged)
+        if not self.grid and self.criterion == "nll":
+            return shrunk(problem, self.reading)
+        common = temper(data)
+        if common is None:
+            return None
+        greedy = greedy_by_prediction if self.reading == "predicted" else greedy_by_logit
+        found = greedy(problem, self.criterion, common.temperature)
+        return Classwise(found, common.temperature, None, common.steps, converged=True)
 
 
-def _published(problem: Problem) -> Classwise:
+@dataclass(frozen=True)
+class Classwise:
+    """What was found: T_k (k,), the common T and the spread, passes over the data, how it ended."""
+
+    temperatures: Array
+    common: float | None
+    spread: float | None
+    steps: int
+    converged: bool
+    capped: bool = False
+
+
+def shrunk(problem: Problem, reading: str) -> Classwise | None:
+    """T_k by NLL, pulled towards the common T; None where no temperature matters.
+
+    A class with few rows tells little about its own temperature: log T_k ~ N(log T, s^2) with T the
+    temperature of all rows. s is chosen by cross-validation on a quadratic model: one pass at T
+    gives every class's slope and curvature in every fold, and from these follow the temperatures
+    fitted without a fold, and what they cost on it, for any s. The fit itself then uses the exact
+    loss.
+    """
+    data, rows, classes = problem.data, problem.facts.rows, problem.facts.classes
+    common = temper(data)
+    if common is None:
+        return None
+    temperature, capped = common.temperature, bool(common.capped.any())
+    inverse, centre = 1 / temperature, math.log(temperature)
+    spread = 0.0 if capped else best_spread(*fold_curves(problem, inverse, reading))
+    if spread == 0:
+        each, steps = np.full(classes, temperature), common.steps + 1
+        return Classwise(each, temperature, 0.0, steps, common.converged, capped)
+    if reading == "predicted":
+        cells = temper_cells(data, predicted_class, classes, Shrinkage(inverse, spread))
+        assert cells is not None
+        steps = common.steps + cells.steps + 1
+        return Classwise(1 / cells.inverse, temperature, spread, steps, cells.converged)
+
+    def objective(log_t: Tensor, batch: Batch) -> Tensor:
+        return nll(stored_logits(batch) * torch.exp(-log_t), batch)[0]
+
+    def penalty(log_t: Tensor) -> Tensor:
+        return (log_t - centre).square().sum() / (2 * spread**2 * rows)
+
+    start = torch.full((classes,), centre, dtype=torch.float64)
+    found = minimize(objective, start, data, rows, penalty=penalty)
+    steps = common.steps + found.steps + 1
+    return Classwise(found.at.exp().cpu().numpy(), temperature, spread, steps, found.converged)
+
+
+def predicted_class(batch: Batch) -> Tensor:
+    """The cell of a row: the class it is predicted to be, (n,)."""
+    return stored_logits(batch).argmax(1)
+
+
+def fold_curves(problem: Problem, inverse: float, reading: str) -> tuple[Array, Array]:
+    """Slopes and curvatures of the summed NLL in b / b0, at b = b0: (folds, classes) each.
+
+    In the temperature of a row's predicted class, or in the factor of each logit alone.
+    """
     classes = problem.facts.classes
-    found = published_lbfgs(lambda at, z: z / at, torch.ones(classes), problem.data, classes)
-    return Classwise(found.at.cpu().numpy(), None, None, found.steps, found.converged)
+    sums = torch.zeros(2, FOLDS, classes, dtype=torch.float64)
+    for batch in problem.data:
+        if not len(batch):
+            continue
+        logits, fold = stored_logits(batch), fold_of(batch, FOLDS)
+        if reading == "predicted":
+            curves = row_curves(logits, batch.labels, inverse)[1:].double()
+            cell = fold * classes + predicted_class(batch)
+            sums.view(2, -1).index_add_(1, cell.cpu(), curves.cpu())
+        else:
+            probs = (logits * inverse).softmax(1)
+            bend = logits.square() * probs * (1 - probs)
+            miss = probs.scatter_add(1, batch.labels[:, None], torch.full_like(probs[:, :1], -1.0))
+            sums.index_add_(1, fold.cpu(), torch.stack([logits * miss, bend]).double().cpu())
+    slopes, bends = dist.total(sums).numpy()
+    return slopes * inverse, bends * inverse**2
 
 
-def _what_was_found(found: Classwise, low: float, high: float) -> str:
-    if found.spread == 0:
-        return f"T = {found.common:.4g} for all: the classes' own temperatures do not pay"
-    return f"T from {low:.4g} to {high:.4g}" + (
-        "" if found.common is None else f" around {found.common:.4g}"
-    )
+def best_spread(slopes: Array, bends: Array) -> float:
+    """The spread whose temperatures, fitted without a fold, cost least on it.
+
+    Args:
+        slopes: of the summed NLL of each fold and class, in b / b0 and at b = b0, (f, k).
+        bends: the curvatures there, (f, k).
+    """
+    slope, bend = slopes.sum(0) - slopes, bends.sum(0) - bends  # without the fold
+    total = bend.sum(1, keepdims=True)
+    centre = -slope.sum(1, keepdims=True) / np.where(total > 0, total, 1)  # (f, 1), near 0
+    costs = []
+    for spread in SPREADS:
+        pull = math.inf if spread == 0 else spread**-2
+        step = centre - (slope + bend * centre) / (bend + pull)
+        costs.append((slopes * step + bends * step**2 / 2).sum())
+    return SPREADS[int(np.argmin(costs))]
 
 
-def _capped(temperature: float) -> str:
-    return (
-        f"classwise stopped at the cap T = {temperature:.4g}: the logits separate the labels "
-        "completely or are no better than guessing, so no temperature is best"
-    )
+# The greedy search: sweeps over classes, each tried on a grid. By predicted class a row's
+# confidence depends on the temperature of its own class alone, so one pass tabulates every class at
+# every temperature and the sweeps read the table. By logit every candidate moves every row: the
+# rows are gathered, and what the other classes contribute is kept.
+
+
+def sweep(
+    scores: Callable[[list[int], int], Array], classes: int, common: float, present: Sequence[int]
+) -> Array:
+    """Each class in turn to its best candidate, from the common T rounded to the grid.
+
+    Args:
+        scores: (a grid index per class, a class) -> the score of each candidate for that class.
+        classes: how many.
+        common: T of all rows.
+        present: the classes to sweep over; the others stay where they start.
+    """
+    chosen = [int(np.abs(GRID - common).argmin())] * classes
+    for done in range(SWEEPS):
+        before = list(chosen)
+        for which in present:
+            found = scores(chosen, which)
+            best = int((found <= found.min() + LESS).argmax())  # the smallest T among equals
+            if found[best] < found[chosen[which]] - LESS:
+                chosen[which] = best
+        tell("classwise", done + 1, SWEEPS)
+        if chosen == before:
+            break
+    return GRID[chosen]
+
+
+def greedy_by_prediction(problem: Problem, criterion: str, common: float) -> Array:
+    """T of each predicted class, (k,), by ECE or NLL of all rows."""
+    classes, bins = problem.facts.classes, ECE_BINS if criterion == "ece" else 1
+    # What each class contributes at each temperature: a gap for each bin, or its NLL.
+    sums = torch.zeros(classes, len(GRID), bins, dtype=torch.float64)
+    for batch in problem.data:
+        if not len(batch):
+            continue
+        cell = predicted_class(batch).cpu()
+        for column, temperature in enumerate(GRID.tolist()):
+            scaled = stored_logits(batch) / temperature
+            if criterion == "nll":
+                value = F.cross_entropy(scaled, batch.labels, reduction="none").double()
+                place = torch.zeros_like(batch.labels)
+            else:
+                confidence, prediction = scaled.softmax(1).max(1)
+                value = confidence.double() - (prediction == batch.labels).double()
+                place = bin_index(confidence, bins)
+            sums[:, column].index_put_((cell, place.cpu()), value.cpu(), accumulate=True)
+    table: Array = dist.total(sums).numpy()
+
+    def scores(chosen: list[int], which: int) -> Array:
+        others = table[np.arange(classes), chosen].sum(0) - table[which, chosen[which]]
+        found: Array = np.abs(others + table[which]).sum(1) / problem.facts.rows
+        return found
+
+    return sweep(scores, classes, common, range(classes))
+
+
+def greedy_by_logit(problem: Problem, criterion: str, common: float) -> Array:
+    """T of each logit, (k,), by ECE or NLL of all rows, never at the cost of accuracy."""
+    logits, labels = gathered(problem.data, problem.facts.classes)
+    grid = torch.from_numpy(GRID).to(logits)
+
+    def scores(chosen: list[int], which: int) -> Array:
+        """The score of each candidate; infinite where it costs accuracy."""
+        scaled = logits / grid[chosen]  # (n, k)
+        own = logits[:, which, None] / grid  # (n, g)
+        others = scaled.clone()
+        others[:, which] = -torch.inf
+        rival, place = others.max(1, keepdim=True)
+        total = torch.logaddexp(others.logsumexp(1, keepdim=True), own)
+        mine = labels[:, None] == which
+        ahead = (own > rival) | ((own == rival) & (which < place))  # the first among equals
+        right = torch.where(ahead, mine, place == labels[:, None])
+        if criterion == "nll":
+            true = torch.where(mine, own, scaled.gather(1, labels[:, None]))
+            score = (total - true).mean(0, dtype=torch.float64)
+        else:
+            confidence = (torch.maximum(own, rival) - total).exp()
+            columns = torch.arange(len(grid), device=grid.device) * ECE_BINS
+            place = (bin_index(confidence, ECE_BINS) + columns).flatten()
+            gaps = torch.zeros(len(grid) * ECE_BINS, dtype=torch.float64, device=place.device)
+            gaps.index_add_(0, place, (confidence.double() - right.double()).flatten())
+            score = gaps.view(-1, ECE_BINS).abs().sum(1) / len(confidence)
+        accurate = right.sum(0)
+        score[accurate < accurate[chosen[which]]] = torch.inf
+        found: Array = score.cpu().numpy()
+        return found
+
+    return sweep(scores, problem.facts.classes, common, torch.unique(labels).tolist())

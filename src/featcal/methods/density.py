@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Head, stored_logits
-from featcal.core.calibrator import Calibrator, seen_features
+from featcal.core.batch import Batch, Data, Head, Through, features_of, stored_logits
+from featcal.core.calibrator import VIEWS, Calibrator, seen_features
 from featcal.core.checks import InputError, check_choice, check_flags, check_whole
 from featcal.core.fit import Problem, StepReport, settle
 from featcal.core.gradient import minimize
@@ -25,134 +25,10 @@ from featcal.core.sample import hashed_sample, nearest, on_sphere
 from featcal.core.scalar import temper
 from featcal.heads.head import head_logits
 
-# --- The weights of a temperature that grows with distance: two numbers, both at least 0.
-
+NEIGHBOURS = 50
 TINY = 1e-20  # the lowest temperature
 REACH = 30.0  # how far w may go from its start, in logarithms
 GAIN = 1e-9  # what a second number must lower the loss by to be worth having
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Data in which each row's distance stands where the features stood.
-
-    Attributes:
-        data: the batches, with logits.
-        scores: (n,) of each batch, in the order of the batches.
-        divided: divide the logits by the distance.
-    """
-
-    data: Data
-    scores: list[Tensor]
-    divided: bool = False
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch, score in zip(self.data, self.scores, strict=True):
-            logits = stored_logits(batch)
-            if self.divided:
-                logits = logits.double() / score[:, None]
-            yield Batch(logits, batch.labels, score)
-
-    def range(self) -> tuple[float, float, float]:
-        """The shortest, mean and longest distance, over all processes."""
-        all_scores = torch.cat([torch.zeros(0, dtype=torch.float64), *map(Tensor.cpu, self.scores)])
-        sums = dist.total(torch.stack([all_scores.sum(), torch.tensor(float(len(all_scores)))]))
-        ends = torch.full((2,), -torch.inf, dtype=torch.float64)
-        if len(all_scores):
-            ends = torch.stack([-all_scores.min(), all_scores.max()])
-        shortest, longest = dist.largest(ends).tolist()
-        return -shortest, float(sums[0] / sums[1]), longest
-
-
-@dataclass(frozen=True)
-class Found:
-    """Where the search for w ended."""
-
-    w0: float
-    w1: float
-    converged: bool = True
-    warning: str = ""
-
-
-def temperature_at(weights: Tensor, distance: Tensor) -> Tensor:
-    """T = w0 + w1 s, (n,), above 0."""
-    return (weights[0] + weights[1] * distance).clamp(min=TINY)
-
-
-def _loss_at(data: Scored, loss: Loss, found: Found) -> float:
-    """The loss at given weights."""
-    weights = torch.tensor([found.w0, found.w1], dtype=torch.float64)
-
-    def changed(logits: Tensor, batch: Batch) -> Tensor:
-        assert batch.features is not None
-        scaled = logits / temperature_at(weights.to(batch.features), batch.features)[:, None]
-        return loss.sums(scaled, batch)
-
-    return measure(data, replace(loss, sums=changed))[0]
-
-
-def best_weights(data: Scored, problem: Problem, loss: Loss) -> Found | None:
-    """One temperature for all, one proportional to the distance, or the best sum of both."""
-    single = temper(data, loss)
-    if single is None:
-        return None
-    alone = Found(single.temperature, 0.0)
-    if single.capped.any():
-        return replace(alone, converged=False, warning=f"density: T = {alone.w0:.4g} is at its cap")
-    shortest, mean, longest = data.range()
-    if longest - shortest <= 1e-6 * longest:
-        return alone
-    choices = [alone]
-    if shortest > 0:
-        other = temper(replace(data, divided=True), loss)
-        assert other is not None
-        choices.append(Found(0.0, other.temperature))
-    choices.append(_inside(data, problem, loss, alone.w0, mean))
-    best, lowest = alone, math.inf
-    for choice in choices:
-        value = _loss_at(data, loss, choice)
-        if value < lowest - GAIN:
-            best, lowest = choice, value
-    return best
-
-
-def _inside(data: Scored, problem: Problem, loss: Loss, start: float, mean: float) -> Found:
-    """The best w0 and w1 above 0, as logarithms, from the one temperature halved between them."""
-    first = math.log(start / 2)
-
-    def objective(at: Tensor, batch: Batch) -> Tensor:
-        assert batch.features is not None
-        parts = at.clamp(first - REACH, first + REACH).exp()
-        return _summed(loss, batch, parts[0] + parts[1] * batch.features / mean)
-
-    found = minimize(objective, torch.full((2,), first), data, problem.facts.rows)
-    w0, w1 = found.at.clamp(first - REACH, first + REACH).exp().tolist()
-    return Found(w0, w1 / mean, found.converged)
-
-
-def published_weights(data: Scored, problem: Problem) -> Found:
-    """From w = 1, by the squared error, within the published bounds."""
-
-    def objective(at: Tensor, batch: Batch) -> Tensor:
-        assert batch.features is not None
-        temperature = at[0].clamp(-100, 100) + at[1].clamp(0, 1e4) * batch.features
-        return _summed(brier, batch, temperature.clamp(min=TINY))
-
-    found = minimize(objective, torch.ones(2), data, problem.facts.rows)
-    w0, w1 = found.at.tolist()
-    return Found(min(max(w0, -100.0), 100.0), min(max(w1, 0.0), 1e4), found.converged)
-
-
-def _summed(loss: Loss, batch: Batch, temperature: Tensor) -> Tensor:
-    """The summed loss of a batch at a temperature for each row, differentiable in these."""
-    logits = stored_logits(batch)
-    if loss is nll:
-        return row_nll(logits, batch.labels, 1 / temperature).sum()
-    return loss.sums(logits / temperature[:, None], batch)[0]
-
-
-VIEWS = ("unclipped", "clipped")
-NEIGHBOURS = 50
 
 
 @final
@@ -172,6 +48,7 @@ class DensityAware(Calibrator):
     """
 
     name = "density"
+    title = "density-aware calibration"
     keeps_accuracy = True
     keeps_rows = True
     needs_train = True
@@ -203,124 +80,179 @@ class DensityAware(Calibrator):
         logits = head_logits(features, head)
         if self.weights.numel() == 0:
             return logits
-        distance = self.distance(self._seen(features, head)).to(logits.dtype)
-        temperature = temperature_at(self.weights.to(logits.dtype), distance)
-        return logits / temperature[:, None]
+        distance = self.distance(features, head).to(logits.dtype)
+        return logits / temperature_at(self.weights.to(logits.dtype), distance)[:, None]
 
-    def distance(self, features: Tensor) -> Tensor:
+    def distance(self, features: Tensor, head: Head) -> Tensor:
         """To the k-th nearest stored row, (n,)."""
+        points = on_sphere(seen_features(self.features, features, head))
         count = 1 if self.reference else min(self.neighbours, self.stored.shape[0])
-        squared = nearest(on_sphere(features), self.stored, count)[:, -1]
+        squared = nearest(points, self.stored, count)[:, -1]
         return squared if self.reference else squared.sqrt()
 
-    def _seen(self, features: Tensor, head: Head) -> Tensor:
-        return seen_features(features, head) if self.features == "clipped" else features
-
-    def check(self) -> None:
-        """Rows of length 1, and two finite weights; never below 0 but for the published w0."""
-        if self.weights.numel() == 0:
-            return
-        weights = self.weights.double()
-        sound = weights.shape == (2,) and bool(torch.isfinite(weights).all())
-        if not sound or not self._rows_fit():
-            raise InputError("density: the stored values do not fit it: the file is damaged")
-        if bool((weights < 0).any()) and not self.reference:
-            raise InputError(f"density: w is {weights.tolist()}: it must not be below 0")
-
-    def _rows_fit(self) -> bool:
-        """Whether there are stored rows, each of length 1 or 0."""
-        stored = self.stored
-        if stored.ndim != 2 or stored.numel() == 0:
-            return False
-        return torch.allclose(on_sphere(stored), stored.float(), atol=0.01)
+    def sound(self) -> bool:
+        """Whether rows have length 1, and weights are two, not below 0 but for the published w0."""
+        return self.weights.numel() == 0 or (
+            self.weights.shape == (2,)
+            and bool(torch.isfinite(self.weights).all())
+            and (self.reference or bool((self.weights >= 0).all()))
+            and self.stored.ndim == 2
+            and self.stored.numel() > 0
+            and torch.allclose(on_sphere(self.stored), self.stored.float(), atol=0.01)
+        )
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Stores training rows, measures every fit row's distance once, and searches w."""
         self.reset()
+        head, rows = problem.head, problem.facts.rows
+        assert head is not None
+        assert problem.train is not None
         loss = brier if self.reference else problem.smooth_loss(self.name)
-        self._store(problem)
-        data = Scored(problem.data, self._distances(problem))
-        found = (
-            published_weights(data, problem)
-            if self.reference
-            else best_weights(data, problem, loss)
-        )
+        train = self._usable(problem.train, problem)
+        self.assign(stored=on_sphere(seen_features(self.features, features_of(train), head)))
+        # Too expensive to be measured again in a search.
+        scores = [self.distance(features_of(b), head).double() for b in problem.data]
+        data = Scored(problem.data, scores)
+        found = published_weights(data, rows) if self.reference else best_weights(data, rows, loss)
         if found is None:
             return [settle(self, problem, {}, "each row's logits are all equal")]
-        self.assign(weights=torch.tensor([found.w0, found.w1]))
-        return [self._report(problem, data, found)]
+        w0, w1 = found.w0, found.w1
+        self.assign(weights=torch.tensor([w0, w1]))
+        low, mean, high = (max(w0 + w1 * s, TINY) for s in data.range())
+        values, message = {"w0": w0, "w1": w1}, f"T = {w0:.4g} + {w1:.4g} s"
+        message += f", from {low:.4g} to {high:.4g}"
+        details = {"T_mean": mean, "T_min": low, "T_max": high, "rows_kept": len(train)}
+        ended = found.converged, found.warning, details
+        return [settle(self, problem, values, message, *ended, always=self.reference)]
 
-    def _store(self, problem: Problem) -> None:
-        facts = problem.facts
-        assert problem.train is not None
-        assert problem.head is not None
-        rows = Usable(problem.train, facts.width)
-        train = hashed_sample(rows, self.references, width=facts.width, device=facts.device)
-        rows.leave_together()
-        assert train.features is not None
-        if not len(train):
+    def _usable(self, train: Data, problem: Problem) -> Batch:
+        """The training rows to keep.
+
+        A process that raised while it reads would leave the others waiting for its rows, so it
+        stops reading and all of them raise afterwards.
+        """
+        width, unusable = problem.facts.width, False
+
+        def checked() -> Iterator[Batch]:
+            nonlocal unusable
+            for batch in train:
+                values = batch.features
+                fits = values is not None and values.shape[1] == width
+                unusable = not fits or not bool(torch.isfinite(features_of(batch)).all())
+                if unusable:
+                    return
+                yield batch
+
+        kept = hashed_sample(checked(), self.references, width=width, device=problem.facts.device)
+        if bool(dist.largest(torch.tensor(int(unusable)))):
+            raise InputError(f"density: every row of train must hold {width} finite features")
+        if not len(kept):
             raise InputError("density: train is empty: pass rows the network was trained on")
-        self.assign(stored=on_sphere(self._seen(train.features, problem.head)))
-
-    def _distances(self, problem: Problem) -> list[Tensor]:
-        """Of each batch, in the order of the batches: too dear to be measured again in a search."""
-        found = []
-        for batch in problem.data:
-            assert batch.features is not None
-            assert problem.head is not None
-            found.append(self.distance(self._seen(batch.features, problem.head)).double())
-        return found
-
-    def _report(self, problem: Problem, data: Scored, found: Found) -> StepReport:
-        low, mean, high = (max(found.w0 + found.w1 * s, TINY) for s in data.range())
-        return settle(
-            self,
-            problem,
-            {"w0": found.w0, "w1": found.w1},
-            f"T = {found.w0:.4g} + {found.w1:.4g} s, from {low:.4g} to {high:.4g}",
-            converged=found.converged,
-            warning=found.warning,
-            details={"T_mean": mean, "T_min": low, "T_max": high, "rows_kept": len(self.stored)},
-            always=self.reference,
-        )
+        return kept
 
 
-@final
-class Usable:
-    """Training rows up to the first batch that cannot be used; why not is told afterwards.
+def temperature_at(weights: Tensor, distance: Tensor) -> Tensor:
+    """T = w0 + w1 s, (n,), above 0."""
+    return (weights[0] + weights[1] * distance).clamp(min=TINY)
 
-    A process that raised while it reads would leave the others waiting for its rows.
+
+@dataclass(frozen=True)
+class Scored:
+    """Data in which each row's distance stands where the features stood.
+
+    Attributes:
+        data: the batches, with logits.
+        scores: (n,) of each batch, in the order of the batches.
     """
 
-    def __init__(self, train: Data, width: int) -> None:
-        self.train, self.width = train, width
-        self.refused: InputError | None = None
+    data: Data
+    scores: list[Tensor]
 
     def __iter__(self) -> Iterator[Batch]:
-        try:
-            yield from _checked(self.train, self.width)
-        except InputError as error:
-            self.refused = error
+        for batch, score in zip(self.data, self.scores, strict=True):
+            yield Batch(stored_logits(batch), batch.labels, score)
 
-    def leave_together(self) -> None:
-        """Raises on every process where one of them met rows it cannot use."""
-        anywhere = bool(dist.largest(torch.tensor(int(self.refused is not None))))
-        if self.refused is not None:
-            raise self.refused
-        if anywhere:
-            raise InputError("density: another process found train rows it cannot use: see there")
+    def range(self) -> tuple[float, float, float]:
+        """The shortest, mean and longest distance, over all processes."""
+        scores = torch.cat([torch.zeros(0, dtype=torch.float64), *map(Tensor.cpu, self.scores)])
+        total, rows = dist.total(torch.stack([scores.sum(), torch.tensor(float(len(scores)))]))
+        ends = torch.full((2,), -torch.inf, dtype=torch.float64)
+        if len(scores):
+            ends = torch.stack([-scores.min(), scores.max()])
+        shortest, longest = dist.largest(ends).tolist()
+        return -shortest, float(total / rows), longest
 
 
-def _checked(train: Data, width: int) -> Iterator[Batch]:
-    """The training rows, refused by name where they cannot be used."""
-    for batch in train:
-        if batch.features is None:
-            raise InputError("density: train holds logits alone: pass rows with features")
-        if batch.features.shape[1] != width:
-            raise InputError(
-                f"density: train has {batch.features.shape[1]} features a row and the data "
-                f"{width}: pass rows of the same layer"
-            )
-        if not bool(torch.isfinite(batch.features.sum(dtype=torch.float64))):
-            raise InputError("density: train holds NaN or infinite features: remove those rows")
-        yield batch
+@dataclass(frozen=True)
+class Found:
+    """Where the search for w ended."""
+
+    w0: float
+    w1: float
+    converged: bool = True
+    warning: str = ""
+
+
+def best_weights(data: Scored, rows: int, loss: Loss) -> Found | None:
+    """One temperature for all, one proportional to the distance, or the best sum of both."""
+    single = temper(data, loss)
+    if single is None:
+        return None
+    alone = Found(single.temperature, 0.0)
+    if single.capped.any():
+        return replace(alone, converged=False, warning=f"density: T = {alone.w0:.4g} is at its cap")
+    shortest, mean, longest = data.range()
+    if longest - shortest <= 1e-6 * longest:
+        return alone
+    choices = [alone]
+    if shortest > 0:
+        divided = Through(
+            data, lambda b: stored_logits(b).double() / features_of(b)[:, None], keep=0
+        )
+        other = temper(divided, loss)
+        assert other is not None
+        choices.append(Found(0.0, other.temperature))
+
+    # Both above 0, as logarithms, from the one temperature halved between them.
+    first = math.log(alone.w0 / 2)
+
+    def objective(at: Tensor, batch: Batch) -> Tensor:
+        parts = at.clamp(first - REACH, first + REACH).exp()
+        return _summed(loss, batch, parts[0] + parts[1] * features_of(batch) / mean)
+
+    both = minimize(objective, torch.full((2,), first), data, rows)
+    w0, w1 = both.at.clamp(first - REACH, first + REACH).exp().tolist()
+    choices.append(Found(w0, w1 / mean, both.converged))
+
+    best, lowest = alone, math.inf
+    for choice in choices:
+        weights = torch.tensor([choice.w0, choice.w1], dtype=torch.float64)
+
+        def changed(logits: Tensor, batch: Batch, weights: Tensor = weights) -> Tensor:
+            score = features_of(batch)
+            return loss.sums(logits / temperature_at(weights.to(score), score)[:, None], batch)
+
+        value = measure(data, replace(loss, sums=changed))[0]
+        if value < lowest - GAIN:
+            best, lowest = choice, value
+    return best
+
+
+def published_weights(data: Scored, rows: int) -> Found:
+    """From w = 1, by the squared error, within the published bounds."""
+
+    def objective(at: Tensor, batch: Batch) -> Tensor:
+        temperature = at[0].clamp(-100, 100) + at[1].clamp(0, 1e4) * features_of(batch)
+        return _summed(brier, batch, temperature.clamp(min=TINY))
+
+    found = minimize(objective, torch.ones(2), data, rows)
+    w0, w1 = found.at.tolist()
+    return Found(min(max(w0, -100.0), 100.0), min(max(w1, 0.0), 1e4), found.converged)
+
+
+def _summed(loss: Loss, batch: Batch, temperature: Tensor) -> Tensor:
+    """The summed loss of a batch at a temperature for each row, differentiable in these."""
+    logits = stored_logits(batch)
+    if loss is nll:
+        return row_nll(logits, batch.labels, 1 / temperature).sum()
+    return loss.sums(logits / temperature[:, None], batch)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import final
+from typing import ClassVar, final
 
 import numpy as np
 import torch
@@ -15,18 +15,17 @@ from featcal.core.batch import Data, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_choice, check_flags
 from featcal.core.fit import Problem, StepReport, settle
-from featcal.core.loss import CRITERIA, Loss, accuracy, measure
+from featcal.core.loss import CRITERIA, accuracy, measure
 from featcal.core.progress import calm, track
 from featcal.core.rows import keep_prediction
 from featcal.core.scalar import Minimum, Point, Walk, best_of, refine
-
-Score = Callable[[float], float]  # a threshold -> the criterion there
 
 TIES = ("keep", "first")
 BETTER = 1e-7  # of the criterion: what a threshold must gain over none
 SHARES = np.linspace(0.02, 0.98, 13)  # of the rows, by their largest |z|: where thresholds lie
 RATIO, BELOW = 0.75, 12  # and then by steps of this ratio, so many at least,
 SMALL = 0.05  # and as far as this: in nats, where whatever the network says hardly counts any more
+PUBLISHED = [step / 100 for step in range(4000)]  # the grid of the published ablation
 
 
 @final
@@ -46,6 +45,8 @@ class LogitClip(LogitMap):
     """
 
     name = "logit_clip"
+    title = "logit clipping"
+    symbols: ClassVar[dict[str, str]] = {"threshold": "c"}
     quick = "temperature"
     threshold: Tensor
 
@@ -64,98 +65,75 @@ class LogitClip(LogitMap):
 
     def map_logits(self, logits: Tensor) -> Tensor:
         """clamp(z, -c, c), and the prediction put ahead where it was clamped."""
-        return self._clamped(logits, self.threshold.to(logits.dtype))
-
-    def _clamped(self, logits: Tensor, bound: Tensor) -> Tensor:
+        bound = self.threshold.to(logits.dtype)
         clamped = torch.clamp(logits, -bound, bound)
         if not self.keeps_accuracy:
             return clamped
         # Ties the network made itself stay its own: only what was clamped is moved.
         return torch.where(clamped == logits, clamped, keep_prediction(clamped, logits))
 
-    def check(self) -> None:
-        """One c, not below 0."""
-        if self.threshold.numel() != 1 or not float(self.threshold) >= 0:
-            raise InputError(
-                f"logit_clip: threshold is {self.threshold.tolist()}: it must not be below 0"
-            )
+    def sound(self) -> bool:
+        """Whether there is one c, not below 0."""
+        return self.threshold.numel() == 1 and float(self.threshold) >= 0
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """A scan over the sizes of the logits, then a walk."""
         self.reset()
-        criterion = CRITERIA[self.criterion]
+        criterion, data = CRITERIA[self.criterion], problem.data
 
         def score(threshold: float) -> float:
-            bound = torch.tensor(threshold, dtype=torch.float32)
-            return measure(problem.data, criterion.after(lambda z: self._clamped(z, bound.to(z))))[
-                0
-            ]
+            self.assign(threshold=threshold)
+            return measure(data, criterion.after(self.map_logits))[0]
 
         with calm(problem.facts.rows * problem.facts.classes):
-            found = _published(score) if self.reference else _search(score, problem.data)
-            before = measure(problem.data, criterion)[0]
-        if not self.reference and not found.score < before - BETTER * abs(before):
-            return [self._unchanged(problem)]
+            if self.reference:
+                scores = [score(c) for c in track("logit_clip: grid", PUBLISHED)]
+                best = int(np.argmin(scores))
+                found = Minimum(PUBLISHED[best], scores[best], len(PUBLISHED), True)
+            else:
+                found = search(score, data)
+            before = measure(data, criterion)[0]
         self.assign(threshold=found.at)
-        return [self._report(problem, criterion, found)]
-
-    def _unchanged(self, problem: Problem) -> StepReport:
-        loss = measure(problem.data, problem.loss)[0]
-        why = f"no-op: no threshold improves {self.criterion}, so nothing is clamped"
-        return StepReport(self.name, {"threshold": math.inf}, True, loss, loss, True, why)
-
-    def _report(self, problem: Problem, criterion: Loss, found: Minimum) -> StepReport:
-        clamped, tied = _touched(problem.data, found.at)
-        before, after = measure(problem.data, accuracy, accuracy.after(self.map_logits))
-        return settle(
-            self,
-            problem,
-            {"threshold": found.at},
-            f"c = {found.at:.4g} clamps {clamped:.2%} of the logits and ties the top of "
-            f"{tied:.2%} of the rows; accuracy {before:.4f} -> {after:.4f}",
-            converged=found.converged,
-            details={
-                "criterion": criterion.name,
-                "clamped_share": clamped,
-                "rows_tied": tied,
-                "accuracy_before": before,
-                "accuracy_after": after,
-            },
-            always=self.reference or criterion is not problem.loss,
-        )
+        if not self.reference and not found.score < before - BETTER * abs(before):
+            self.reset()
+            loss = measure(data, problem.loss)[0]
+            why = f"no-op: no threshold improves {self.criterion}, so nothing is clamped"
+            return [StepReport(self.name, {"threshold": math.inf}, True, loss, loss, True, why)]
+        clamped, tied = touched_share(data, found.at)
+        right, right_after = measure(data, accuracy, accuracy.after(self.map_logits))
+        message = f"c = {found.at:.4g} clamps {clamped:.2%} of the logits and ties the top of "
+        message += f"{tied:.2%} of the rows; accuracy {right:.4f} -> {right_after:.4f}"
+        details = {
+            "criterion": self.criterion,
+            "clamped_share": clamped,
+            "rows_tied": tied,
+            "accuracy_before": right,
+            "accuracy_after": right_after,
+        }
+        values, ended = {"threshold": found.at}, (found.converged, "", details)
+        always = self.reference or criterion is not problem.loss
+        return [settle(self, problem, values, message, *ended, always=always)]
 
 
-def _search(score: Score, data: Data) -> Minimum:
+def search(score: Callable[[float], float], data: Data) -> Minimum:
     """Thresholds spread over the rows' own sizes, and a walk from the best."""
-    largest = largest_sizes(data)
-    if not len(largest) or float(largest.max()) == 0:
+    rows = [stored_logits(batch).abs().amax(1).double().cpu() for batch in data if len(batch)]
+    largest = dist.gather(torch.cat([torch.zeros(0, dtype=torch.float64), *rows]))
+    top = float(largest.max())
+    if top == 0:
         return Minimum(math.inf, math.inf, 0, True)
     at = np.quantile(largest.numpy(), SHARES)
     at = at[at > 0] if (at > 0).any() else largest[largest > 0].numpy()[:1]
     steps = max(BELOW, math.ceil(math.log(SMALL / at[0], RATIO)))
     logs = sorted({math.log(c) for c in [*at, *(at[0] * RATIO ** np.arange(1, steps + 1))]})
     points = [Point(u, score(math.exp(u))) for u in track("logit_clip: scan", logs)]
-    walk = Walk(logs[0], math.log(float(largest.max())), evaluations=30, tolerance=1e-9)
+    walk = Walk(logs[0], math.log(top), evaluations=30, tolerance=1e-9)
     points, settled = refine(lambda u: score(math.exp(u)), points, walk)
     best = best_of(points)
     return Minimum(math.exp(best.at), best.score, len(points), settled)
 
 
-def largest_sizes(data: Data) -> Tensor:
-    """The largest |z| of each row, (n,) float64, of all processes."""
-    rows = [stored_logits(batch).abs().amax(1).double().cpu() for batch in data if len(batch)]
-    return dist.gather(torch.cat([torch.zeros(0, dtype=torch.float64), *rows]))
-
-
-def _published(score: Score) -> Minimum:
-    """The grid of the published ablation; the first c among equals."""
-    grid = [step / 100 for step in range(4000)]
-    scores = [score(c) for c in track("logit_clip: grid", grid)]
-    best = int(np.argmin(scores))
-    return Minimum(grid[best], scores[best], len(grid), True)
-
-
-def _touched(data: Data, threshold: float) -> tuple[float, float]:
+def touched_share(data: Data, threshold: float) -> tuple[float, float]:
     """The share of logits beyond c, and of rows in which two or more share the clamped top."""
     sums = torch.zeros(4, dtype=torch.float64)
     for batch in data:

@@ -1,8 +1,11 @@
 """A function of one score kept as a table: steps between edges, or lines between nodes.
 
-Tables are small buffers in log-odds. The look-up is in float32 whatever the buffers and scores come
-in, so that a row falls into the same bin in every precision, and uses what torch.export and ONNX
-know. A table is (m,), one for all, or (k, m), one for each column of the scores (n, k).
+The score is the log-odds log p - log(1 - p): it sorts rows as the confidence does, is exact where p
+rounds to 1, and half precision keeps it to a part in a thousand, where it would round a confidence
+of 0.9998 to 1. A fit sees the rows as `Levels`; what it learns is a small table of log-odds, either
+(m,), one for all, or (k, m), one for each column of the scores (n, k). The look-up is in float32
+whatever the buffers and scores come in, so that a row falls into the same bin in every precision,
+and uses what torch.export and ONNX know.
 """
 
 from __future__ import annotations
@@ -20,11 +23,8 @@ from torch.nn.functional import logsigmoid
 from featcal.core import dist
 from featcal.core.batch import Data, stored_logits
 
-# --- Log-odds, the score that binning methods sort by: log p - log(1 - p), exact where p rounds
-# to 1.
-#
-# The order is that of the confidences. Half precision keeps log-odds to a part in a thousand, where
-# it would round a confidence of 0.9998 to 1.
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 FARTHEST = 2.0**14  # beyond it p is 0 or 1 in any precision; within it half precision is finite
 
@@ -35,7 +35,7 @@ def log_odds(logits: Tensor) -> Tensor:
     >>> log_odds(torch.tensor([[0.0, 0.0], [1000.0, 0.0]]))
     tensor([   0., 1000.])
     """
-    return _ahead(logits, logits.argmax(1, keepdim=True))[:, 0].clamp(-FARTHEST, FARTHEST)
+    return _lead(logits, logits.argmax(1, keepdim=True))[:, 0].clamp(-FARTHEST, FARTHEST)
 
 
 def class_log_odds(logits: Tensor) -> Tensor:
@@ -44,15 +44,15 @@ def class_log_odds(logits: Tensor) -> Tensor:
     top = logits.argmax(1, keepdim=True)
     # 1 - p cancels for the predicted class alone: no other class has more than half.
     odds = log_p - torch.log1p(-log_p.exp().clamp(max=0.5))
-    return odds.scatter(1, top, _ahead(logits, top)).clamp(-FARTHEST, FARTHEST)
+    return odds.scatter(1, top, _lead(logits, top)).clamp(-FARTHEST, FARTHEST)
 
 
-def _ahead(logits: Tensor, top: Tensor) -> Tensor:
+def _lead(logits: Tensor, top: Tensor) -> Tensor:
     """How far the predicted class (n, 1) is ahead of all others together."""
     return logits.gather(1, top) - logits.scatter(1, top, -torch.inf).logsumexp(1, keepdim=True)
 
 
-def odds_of(share: NDArray[np.float64]) -> NDArray[np.float64]:
+def odds_of(share: Array) -> Array:
     """The log-odds of probabilities; 0 and 1 end at the farthest values.
 
     >>> odds_of(np.array([0.0, 0.5, 1.0])).tolist()
@@ -62,21 +62,15 @@ def odds_of(share: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray((np.log(share) - np.log1p(-share)).clip(-FARTHEST, FARTHEST))
 
 
-# --- Distinct scores in ascending order: all that a binning needs to know of the rows.
-#
-# Rows of equal score are one level and are never torn apart, so neither the order of rows nor the
-# process that holds them matters.
-
-Array = NDArray[np.float64]
-Places = NDArray[np.intp]
-
-
 @dataclass(frozen=True)
 class Levels:
-    """Scores that occur, and what happened there.
+    """The distinct scores in ascending order, and what happened there.
+
+    Rows of equal score are one level and are never torn apart, so neither the order of rows nor
+    the process that holds them matters.
 
     Attributes:
-        at: (l,) ascending and distinct, float32 values.
+        at: (l,) the scores, float32 values.
         rows: (l,) how many rows have the score.
         hits: (l,) how many of them were right.
     """
@@ -107,14 +101,15 @@ class Levels:
         return halfway(self.at[cuts], self.at[cuts + 1])
 
 
-def halfway(low: Array, high: Array) -> Array:
-    """Float32 edges e with low <= e < high: halfway, where rounding moves no row across.
-
-    >>> halfway(np.array([1.0]), np.array([2.0]))
-    array([1.5])
-    """
-    middle = (low + (high - low) / 2).astype(np.float32).astype(np.float64)
-    return np.where(middle < high, middle, low)
+def top_levels(data: Data) -> Levels:
+    """The levels of the predicted classes' log-odds, over all processes."""
+    parts = [torch.zeros(0, 2)]
+    for batch in data:
+        logits = stored_logits(batch)
+        right = logits.argmax(1) == batch.labels
+        parts.append(torch.stack([log_odds(logits).float(), right.float()], 1).cpu())
+    scores, right = dist.gather(torch.cat(parts)).unbind(1)
+    return Levels.of(scores, right)
 
 
 def equal_mass(levels: Levels, bins: int) -> Places:
@@ -131,15 +126,14 @@ def equal_mass(levels: Levels, bins: int) -> Places:
     return cuts[cuts < len(ends) - 1]
 
 
-def top_levels(data: Data) -> Levels:
-    """The levels of the predicted classes' log-odds, over all processes."""
-    parts = [torch.zeros(0, 2)]
-    for batch in data:
-        logits = stored_logits(batch)
-        right = logits.argmax(1) == batch.labels
-        parts.append(torch.stack([log_odds(logits).float(), right.float()], 1).cpu())
-    scores, right = dist.gather(torch.cat(parts)).unbind(1)
-    return Levels.of(scores, right)
+def halfway(low: Array, high: Array) -> Array:
+    """Float32 edges e with low <= e < high: halfway, where rounding moves no row across.
+
+    >>> halfway(np.array([1.0]), np.array([2.0]))
+    array([1.5])
+    """
+    middle = (low + (high - low) / 2).astype(np.float32).astype(np.float64)
+    return np.where(middle < high, middle, low)
 
 
 def steps(at: Tensor, edges: Tensor, values: Tensor) -> Tensor:
@@ -151,52 +145,34 @@ def steps(at: Tensor, edges: Tensor, values: Tensor) -> Tensor:
     return _pick(values.float(), locate(at, edges))
 
 
-def lines(at: Tensor, nodes: Tensor, values: Tensor) -> Tensor:
+def lines(at: Tensor, nodes: Tensor, values: Tensor, *, probable: bool = False) -> Tensor:
     """Linear between two or more nodes, constant beyond them; equal nodes make a step.
+
+    With `probable`, scores and nodes are log-odds and the lines straight in the probability. The
+    part of the way is then (p - p0) / (p1 - p0), without differences of probabilities, which would
+    cancel near 0 and 1.
 
     >>> lines(torch.tensor([0.5, 9.0]), torch.tensor([0.0, 1.0]), torch.tensor([5.0, 7.0]))
     tensor([6., 7.])
     """
-    at, nodes = at.float(), nodes.float()
-    left, start, length = _segment(at, nodes)
-    return _part_way(values.float(), left, ((at - start) / length).clamp(0, 1))
-
-
-def probable_lines(at: Tensor, nodes: Tensor, values: Tensor) -> Tensor:
-    """As `lines`, with scores and nodes in log-odds but lines in the probability.
-
-    The part of the way is (p - p0) / (p1 - p0), without differences of probabilities, which would
-    cancel near 0 and 1.
-    """
-    at, nodes = at.float(), nodes.float()
-    left, start, length = _segment(at, nodes)
-    gone = torch.minimum((at - start).clamp(min=0), length)
-    scale = logsigmoid(start + gone) - logsigmoid(start + length)
-    way = torch.expm1(-gone) / torch.expm1(-length) * scale.exp()
-    return _part_way(values.float(), left, way.clamp(0, 1))
-
-
-def _segment(at: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The place of the node to the left of each score, the node, and how far the next one is."""
+    at, nodes, values = at.float(), nodes.float(), values.float()
     left = locate(at, nodes).clamp(1, nodes.shape[-1] - 1) - 1
-    start = _pick(nodes, left)
-    length = _pick(nodes, left + 1) - start
-    return left, start, length.clamp(min=torch.finfo(torch.float32).tiny)
-
-
-def _part_way(values: Tensor, left: Tensor, way: Tensor) -> Tensor:
-    start = _pick(values, left)
-    return start + way * (_pick(values, left + 1) - start)
+    start, first = _pick(nodes, left), _pick(values, left)
+    length = (_pick(nodes, left + 1) - start).clamp(min=torch.finfo(torch.float32).tiny)
+    way = (at - start) / length
+    if probable:
+        gone = torch.minimum((at - start).clamp(min=0), length)
+        scale = logsigmoid(start + gone) - logsigmoid(start + length)
+        way = torch.expm1(-gone) / torch.expm1(-length) * scale.exp()
+    return first + way.clamp(0, 1) * (_pick(values, left + 1) - first)
 
 
 def locate(at: Tensor, edges: Tensor) -> Tensor:
     """How many edges lie below each score."""
     at, edges = at.float(), edges.float()
-    return torch.bucketize(at, edges) if edges.ndim == 1 else _locate_in_columns(at, edges)
-
-
-def _locate_in_columns(at: Tensor, edges: Tensor) -> Tensor:
-    """Bisection, all scores at once: ONNX has no searchsorted."""
+    if edges.ndim == 1:
+        return torch.bucketize(at, edges)
+    # Each column has its own edges, and ONNX has no searchsorted: bisection, all scores at once.
     most = edges.shape[1]
     place = torch.zeros_like(at, dtype=torch.int64)
     for step in (2**power for power in reversed(range(most.bit_length()))):
@@ -214,7 +190,7 @@ def _pick(table: Tensor, place: Tensor) -> Tensor:
     return table.flatten()[place + rows]
 
 
-def stacked(tables: Iterable[NDArray[np.float64]]) -> Tensor:
+def stacked(tables: Iterable[Array]) -> Tensor:
     """Tables of different lengths as one (g, m): the last entry is repeated, which adds nothing.
 
     >>> stacked([np.array([1.0, 2.0]), np.array([3.0]), np.array([])]).tolist()
@@ -226,20 +202,22 @@ def stacked(tables: Iterable[NDArray[np.float64]]) -> Tensor:
     return torch.tensor(np.stack([np.pad(row, (0, most - len(row)), "edge") for row in filled]))
 
 
-def sound(at: Tensor, values: Tensor, *, dims: int = 1, more: int) -> bool:
-    """Whether this is no table at all, or one a fit can give.
+def is_table(at: Tensor, values: Tensor, *, columns: bool = False, more: int) -> bool:
+    """Whether this is empty, or a table a fit can give.
 
     Args:
         at: its edges or nodes, which must ascend.
         values: its values, which must be finite.
-        dims: 1 for one table, 2 for one a column.
+        columns: whether there is one table per column.
         more: values beyond the number of nodes: 1 for steps, 0 for lines, which need two.
     """
     if at.numel() == 0 and values.numel() == 0:
         return True
-    if not at.ndim == values.ndim == dims or values.shape[:-1] != at.shape[:-1]:
-        return False
-    if values.shape[-1] != at.shape[-1] + more:
-        return False
-    ascending = bool((at.diff() >= 0).all()) and not bool(at.isnan().any())
-    return ascending and values.shape[-1] > 1 - more and bool(values.isfinite().all())
+    shaped = at.ndim == values.ndim == 1 + columns and values.shape[:-1] == at.shape[:-1]
+    return (
+        shaped
+        and values.shape[-1] == at.shape[-1] + more > 1 - more
+        and bool((at.diff() >= 0).all())
+        and not bool(at.isnan().any())
+        and bool(values.isfinite().all())
+    )

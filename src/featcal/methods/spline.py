@@ -11,16 +11,14 @@ from typing import final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core.calibrator import LogitMap
-from featcal.core.checks import InputError, check_flags, check_whole
+from featcal.core.checks import check_flags, check_whole
 from featcal.core.fit import Problem, StepReport, settle
 from featcal.core.rows import with_confidence
-from featcal.methods.score_tables import Levels, log_odds, probable_lines, sound, top_levels
-
-Array = NDArray[np.float64]
+from featcal.methods import score_tables as tables
+from featcal.methods.score_tables import Array, Levels, Places
 
 MOST_NODES = 1024
 
@@ -41,6 +39,7 @@ class Spline(LogitMap):
     """
 
     name = "spline"
+    title = "spline calibration"
     keeps_accuracy = True
     quick = "temperature"
     nodes: Tensor
@@ -61,32 +60,28 @@ class Spline(LogitMap):
         """Shifts the confidence."""
         if self.shifts.numel() == 0:
             return logits
-        odds, bound = log_odds(logits).float(), self.bound.float()
-        found = self._swapped(odds) if self.reference else self._shifted(odds)
+        odds, bound = tables.log_odds(logits).float(), self.bound.float()
+        if self.reference:
+            # Between a and b the published code gives the value of a at b, and that of b at a.
+            nodes = self.nodes.float()
+            values = nodes.sigmoid() + self.shifts.float()
+            right = torch.bucketize(odds, nodes).clamp(1, len(nodes) - 1)
+            here = tables.lines(odds, nodes, values, probable=True)
+            inside = (odds > nodes[0]) & (odds < nodes[-1])
+            found = torch.where(inside, values[right] + values[right - 1] - here, here)
+        else:
+            found = odds.sigmoid() + tables.lines(odds, self.nodes, self.shifts, probable=True)
         return with_confidence(logits, torch.minimum(torch.maximum(found, bound), 1 - bound))
 
-    def _shifted(self, odds: Tensor) -> Tensor:
-        return odds.sigmoid() + probable_lines(odds, self.nodes, self.shifts)
-
-    def _swapped(self, odds: Tensor) -> Tensor:
-        """Between a and b the published code gives the value of a at b, and that of b at a."""
-        nodes, shifts = self.nodes.float(), self.shifts.float()
-        values = nodes.sigmoid() + shifts
-        right = torch.bucketize(odds, nodes).clamp(1, len(nodes) - 1)
-        here = probable_lines(odds, nodes, values)
-        inside = (odds > nodes[0]) & (odds < nodes[-1])
-        return torch.where(inside, values[right] + values[right - 1] - here, here)
-
-    def check(self) -> None:
-        """Nodes ascend, each with a finite shift."""
-        if not sound(self.nodes, self.shifts, more=0) or not 0 <= float(self.bound) < 1:
-            shapes = f"{tuple(self.nodes.shape)} nodes and {tuple(self.shifts.shape)} shifts"
-            raise InputError(f"spline: {shapes}: nodes must ascend, each with a finite shift")
+    def sound(self) -> bool:
+        """Whether nodes ascend, each with a finite shift."""
+        bounded = self.bound.numel() == 1 and 0 <= float(self.bound) < 1
+        return bounded and tables.is_table(self.nodes, self.shifts, more=0)
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Fits the spline and keeps its slope at the confidences of the fit split."""
         self.reset()
-        levels = top_levels(problem.data)
+        levels = tables.top_levels(problem.data)
         shifts = fitted_shifts(levels, self.knots, published=self.reference)
         kept = slice(None) if self.reference else thinned(levels, MOST_NODES)
         nodes, shifts = levels.at[kept], shifts[kept]
@@ -126,40 +121,28 @@ def fitted_shifts(levels: Levels, knots: int, *, published: bool = False) -> Arr
 def natural_spline(t: Array, knots: int) -> tuple[Array, Array]:
     """Value and slope at t of the natural cubic spline through given values at its knots.
 
-    Both are linear in the values: (n, knots) matrices to multiply them with.
+    Both are linear in the values: (n, knots) matrices to multiply them with. `bends` are the second
+    derivatives at the knots, times width^2 / 6: continuous slopes ask for m[j-1] + 4 m[j] + m[j+1]
+    = y[j-1] - 2 y[j] + y[j+1], and a natural spline has none at either end.
     """
     width = 1 / (knots - 1)
     left = np.clip((t / width).astype(np.int64), 0, knots - 2)
-    b = t / width - left  # the part of the way to the next knot
+    b = (t / width - left)[:, None]  # the part of the way to the next knot
     a = 1 - b
-    unit, bends = np.eye(knots), _bends(knots)
-    start, end, bend_start, bend_end = unit[left], unit[left + 1], bends[left], bends[left + 1]
-    value = _rows(a) * start + _rows(b) * end
-    value += _rows(a**3 - a) * bend_start + _rows(b**3 - b) * bend_end
-    slope = end - start + _rows(1 - 3 * a**2) * bend_start + _rows(3 * b**2 - 1) * bend_end
-    return value, slope / width
-
-
-def _bends(knots: int) -> Array:
-    """Second derivatives at the knots, times width^2 / 6, from the values there: (knots, knots).
-
-    Continuous slopes ask for m[j-1] + 4 m[j] + m[j+1] = y[j-1] - 2 y[j] + y[j+1]; a natural spline
-    has none at either end.
-    """
     inner = knots - 2
-    bends = np.zeros((knots, knots))
+    unit, bends = np.eye(knots), np.zeros((knots, knots))
     if inner:
         system = 4 * np.eye(inner) + np.eye(inner, k=1) + np.eye(inner, k=-1)
         second = np.eye(inner, knots) - 2 * np.eye(inner, knots, 1) + np.eye(inner, knots, 2)
         bends[1:-1] = np.linalg.solve(system, second)
-    return bends
+    start, end, bend_start, bend_end = unit[left], unit[left + 1], bends[left], bends[left + 1]
+    value = a * start + b * end
+    value += (a**3 - a) * bend_start + (b**3 - b) * bend_end
+    slope = end - start + (1 - 3 * a**2) * bend_start + (3 * b**2 - 1) * bend_end
+    return value, slope / width
 
 
-def _rows(weights: Array) -> Array:
-    return weights[:, None]
-
-
-def thinned(levels: Levels, most: int) -> NDArray[np.intp]:
+def thinned(levels: Levels, most: int) -> Places:
     """Levels at equal steps of t, first and last among them.
 
     What is left out lies within max |h''| / (most - 1) of the line that takes its place.

@@ -2,7 +2,8 @@
 
 A function takes probabilities, `ece(probs, labels)`, or logits by keyword, `ece(logits=z,
 labels=y)`, and returns a fraction. For data in parts, read each part once with `Predictions.of`,
-add up the summaries' `of_predictions`, and ask the sums.
+add up the summaries' `of_predictions`, and ask the sums: the summary of rows is the sum of those of
+their parts, that of no rows is neutral, and a rank's part becomes the whole by `reduced()`.
 """
 
 from featcal.metrics.bins import Bins, ClassBins, classwise_ece, ece, mce, rms_ce

@@ -5,10 +5,10 @@ Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", 201
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from operator import add
-from typing import final
+from typing import Self, final
 
 import torch
 from torch import Tensor
@@ -27,9 +27,31 @@ from featcal.metrics.inputs import (
 )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class BinSums:
+    """Sums that parts of the data and processes add up, tensors of one shape."""
+
+    def stacked(self) -> Tensor:
+        """The sums one upon the other."""
+        return torch.stack([getattr(self, part.name) for part in fields(self)])
+
+    def __add__(self, other: Self) -> Self:
+        mine, more = self.stacked(), other.stacked()
+        if mine.shape != more.shape:
+            raise InputError(
+                f"bins or classes differ, {tuple(mine.shape[1:])} and {tuple(more.shape[1:])}: "
+                "make both summaries from the same classes and bins="
+            )
+        return type(self)(*(mine + more))
+
+    def reduced(self) -> Self:
+        """The sum over all processes."""
+        return type(self)(*dist.total(self.stacked()))
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class Bins:
+class Bins(BinSums):
     """Sums over m bins (lo, hi] of the confidence, 0 in the first; each (m,) float64.
 
     Attributes:
@@ -44,12 +66,7 @@ class Bins:
 
     @classmethod
     def of(
-        cls,
-        probs: Values | None = None,
-        labels: Values | None = None,
-        *,
-        logits: Values | None = None,
-        bins: int = 15,
+        cls, probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
     ) -> Bins:
         """The bins of n predictions, given as probabilities or as logits.
 
@@ -64,22 +81,6 @@ class Bins:
         """The bins of predictions that are already read."""
         m = checked_bins(bins)
         return cls(*bin_sums(predictions.confidence, predictions.correct, m).cpu())
-
-    def __add__(self, other: Bins) -> Bins:
-        if len(self.count) != len(other.count):
-            raise InputError(
-                f"bins differ, {len(self.count)} and {len(other.count)}: "
-                "make both summaries with the same bins="
-            )
-        return Bins(
-            self.count + other.count,
-            self.confidence + other.confidence,
-            self.correct + other.correct,
-        )
-
-    def reduced(self) -> Bins:
-        """The sum over all processes."""
-        return Bins(*dist.total(torch.stack([self.count, self.confidence, self.correct])))
 
     @property
     def n(self) -> int:
@@ -131,11 +132,7 @@ class Bins:
 
 
 def ece(
-    probs: Values | None = None,
-    labels: Values | None = None,
-    *,
-    logits: Values | None = None,
-    bins: int = 15,
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
 ) -> float:
     """Expected calibration error, see `Bins.ece`.
 
@@ -146,22 +143,14 @@ def ece(
 
 
 def mce(
-    probs: Values | None = None,
-    labels: Values | None = None,
-    *,
-    logits: Values | None = None,
-    bins: int = 15,
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
 ) -> float:
     """Maximum calibration error, see `Bins.mce`; noisy, since one row can fill a bin."""
     return Bins.of(probs, labels, logits=logits, bins=bins).mce
 
 
 def rms_ce(
-    probs: Values | None = None,
-    labels: Values | None = None,
-    *,
-    logits: Values | None = None,
-    bins: int = 15,
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
 ) -> float:
     """Root mean square calibration error, see `Bins.rms_ce`."""
     return Bins.of(probs, labels, logits=logits, bins=bins).rms_ce
@@ -175,7 +164,7 @@ def rms_ce(
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class ClassBins:
+class ClassBins(BinSums):
     """Sums over m bins of each of k class probabilities; each (k, m) float64.
 
     Bins are (lo, hi] with 0 in the first, so that no row is lost and each class counts n rows.
@@ -192,12 +181,7 @@ class ClassBins:
 
     @classmethod
     def of(
-        cls,
-        probs: Values | None = None,
-        labels: Values | None = None,
-        *,
-        logits: Values | None = None,
-        bins: int = 15,
+        cls, probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
     ) -> ClassBins:
         """The class bins of n predictions, given as probabilities or as logits."""
         parts = Predictions.stream(probs, labels, logits=logits)
@@ -208,22 +192,6 @@ class ClassBins:
         """The class bins of predictions that are already read."""
         sums = _class_sums(predictions.probs, predictions.labels, checked_bins(bins))
         return cls(*sums.cpu())
-
-    def __add__(self, other: ClassBins) -> ClassBins:
-        if self.count.shape != other.count.shape:
-            raise InputError(
-                f"(classes, bins) differ, {tuple(self.count.shape)} and "
-                f"{tuple(other.count.shape)}: make both summaries from the same classes and bins="
-            )
-        return ClassBins(
-            self.count + other.count,
-            self.probability + other.probability,
-            self.hits + other.hits,
-        )
-
-    def reduced(self) -> ClassBins:
-        """The sum over all processes."""
-        return ClassBins(*dist.total(torch.stack([self.count, self.probability, self.hits])))
 
     @property
     def n(self) -> int:
@@ -279,11 +247,7 @@ def _class_sums(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
 
 
 def classwise_ece(
-    probs: Values | None = None,
-    labels: Values | None = None,
-    *,
-    logits: Values | None = None,
-    bins: int = 15,
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
 ) -> float:
     """Class-wise calibration error, see `ClassBins.ece`.
 

@@ -34,13 +34,7 @@ class Ordered:
     correct: Tensor
 
     @classmethod
-    def of(
-        cls,
-        probs: Values | None = None,
-        labels: Values | None = None,
-        *,
-        logits: Values | None = None,
-    ) -> Ordered:
+    def of(cls, probs: Values = None, labels: Values = None, *, logits: Values = None) -> Ordered:
         """The rows of n predictions, given as probabilities or as logits."""
         return cls.of_predictions(top_label(probs, labels, logits=logits))
 
@@ -159,10 +153,10 @@ def ks_error_of(ordered: Ordered) -> float:
 
 
 def adaptive_ece(
-    probs: Values | None = None,
-    labels: Values | None = None,
+    probs: Values = None,
+    labels: Values = None,
     *,
-    logits: Values | None = None,
+    logits: Values = None,
     bins: int = 15,
     reference: bool = False,
 ) -> float:
@@ -176,19 +170,13 @@ def adaptive_ece(
 
 
 def debiased_ce(
-    probs: Values | None = None,
-    labels: Values | None = None,
-    *,
-    logits: Values | None = None,
-    bins: int = 15,
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
 ) -> float:
     """Debiased root mean square calibration error, see `debiased_ce_of`."""
     return debiased_ce_of(Ordered.of(probs, labels, logits=logits), bins=bins)
 
 
-def ks_error(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def ks_error(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Kolmogorov-Smirnov calibration error, see `ks_error_of`."""
     return ks_error_of(Ordered.of(probs, labels, logits=logits))
 
@@ -237,15 +225,14 @@ class _Residual:
         self.coefficients = self.weights.sum().view(1)
 
     def smoothed(self, width: float) -> float:
-        """The integral of |r_s|, by the trapezoidal rule."""
-        terms = min(MAX_TERMS, math.ceil(REACH / width)) + 1
+        """The integral of |r_s|."""
+        terms = series_terms(width)
         self._extend(terms)
-        k = torch.arange(terms, dtype=torch.float64)
-        damping = torch.exp(-0.5 * (math.pi * width * k).square())
-        # A power of two, for the FFT, with two intervals or more to the shortest half wave.
-        intervals = max(INTERVALS, 1 << (2 * terms - 3).bit_length())
-        curve = _cosine_sum(self.coefficients[:terms] * damping, intervals).abs()
-        return float(curve.sum() - (curve[0] + curve[-1]) / 2) / intervals
+        return float(
+            smoothed_area(
+                self.coefficients[None, :terms], torch.tensor([width], dtype=torch.float64)
+            )
+        )
 
     def _extend(self, terms: int) -> None:
         """Adds a_k = (2/n) sum_i (f_i - y_i) cos(pi k f_i) up to the wanted number of terms."""
@@ -257,22 +244,32 @@ class _Residual:
             self.coefficients = torch.cat([self.coefficients, torch.stack(sums).real])
 
 
-def _cosine_sum(coefficients: Tensor, intervals: int) -> Tensor:
-    """sum_k c_k cos(pi k t) at t = 0, 1 / intervals, ..., 1, by one inverse FFT.
+def series_terms(width: float) -> int:
+    """How many terms of the series the widths down to this one need."""
+    return min(MAX_TERMS, math.ceil(REACH / max(width, SMALLEST_WIDTH))) + 1
 
-    >>> _cosine_sum(torch.tensor([1.0, 2.0], dtype=torch.float64), 4).tolist()[::2]
-    [3.0, 1.0, -1.0]
+
+def smoothed_area(coefficients: Tensor, width: Tensor) -> Tensor:
+    """The integral of |r_s| by the trapezoidal rule: (a, terms) coefficients, (a,) widths -> (a,).
+
+    >>> smoothed_area(torch.tensor([[0.25, 0.0]], dtype=torch.float64), torch.ones(1)).item()
+    0.25
     """
-    spectrum = torch.zeros(intervals + 1, dtype=torch.complex128)
-    spectrum[: len(coefficients)] = coefficients / 2
-    spectrum[0] *= 2
+    terms = coefficients.shape[1]
+    k = torch.arange(terms, dtype=torch.float64)
+    damping = torch.exp(-0.5 * (math.pi * width[:, None] * k).square())
+    # A power of two, for the FFT, with two intervals or more to the shortest half wave.
+    intervals = max(INTERVALS, 1 << (2 * terms - 3).bit_length())
+    # sum_k c_k cos(pi k t) at t = 0, 1 / intervals, ..., 1, by one inverse FFT.
+    spectrum = torch.zeros(len(width), intervals + 1, dtype=torch.complex128)
+    spectrum[:, :terms] = coefficients * damping / 2
+    spectrum[:, 0] *= 2
     curve: Tensor = torch.fft.irfft(spectrum, n=2 * intervals, norm="forward")
-    return curve[: intervals + 1]
+    curve = curve[:, : intervals + 1].abs()
+    return (curve.sum(1) - (curve[:, 0] + curve[:, -1]) / 2) / intervals
 
 
-def smooth_ece(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def smooth_ece(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Smooth calibration error of the confidence, see `smooth_ece_of`.
 
     >>> round(smooth_ece(torch.tensor([[1.0, 0.0]]), torch.tensor([1])), 6)  # sure and wrong
@@ -320,9 +317,7 @@ def e_aurc_of(ordered: Ordered) -> float:
     return aurc - float(1 - accuracy + torch.xlogy(accuracy, accuracy))
 
 
-def auroc(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def auroc(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Area under the ROC curve of confidence for right against wrong, see `auroc_of`.
 
     >>> auroc(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
@@ -331,15 +326,11 @@ def auroc(
     return auroc_of(Ordered.of(probs, labels, logits=logits))
 
 
-def aurc(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def aurc(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Area under the risk-coverage curve, see `aurc_of`."""
     return aurc_of(Ordered.of(probs, labels, logits=logits))
 
 
-def e_aurc(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def e_aurc(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Excess area under the risk-coverage curve, see `e_aurc_of`."""
     return e_aurc_of(Ordered.of(probs, labels, logits=logits))

@@ -32,11 +32,7 @@ class ProperSums:
 
     @classmethod
     def of(
-        cls,
-        probs: Values | None = None,
-        labels: Values | None = None,
-        *,
-        logits: Values | None = None,
+        cls, probs: Values = None, labels: Values = None, *, logits: Values = None
     ) -> ProperSums:
         """The sums of n predictions, given as probabilities or as logits."""
         parts = Predictions.stream(probs, labels, logits=logits)
@@ -84,16 +80,12 @@ class ProperSums:
         return self.correct / checked_rows(self.n)
 
 
-def nll(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def nll(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Negative log-likelihood, see `ProperSums.nll`; a probability under 1e-12 counts as 1e-12."""
     return ProperSums.of(probs, labels, logits=logits).nll
 
 
-def brier(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def brier(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Brier score, see `ProperSums.brier`.
 
     >>> brier(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
@@ -102,8 +94,6 @@ def brier(
     return ProperSums.of(probs, labels, logits=logits).brier
 
 
-def accuracy(
-    probs: Values | None = None, labels: Values | None = None, *, logits: Values | None = None
-) -> float:
+def accuracy(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
     """Top-1 accuracy, see `ProperSums.accuracy`."""
     return ProperSums.of(probs, labels, logits=logits).accuracy

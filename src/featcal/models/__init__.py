@@ -50,7 +50,7 @@ def build(name: str, classes: int, **options: object) -> Classifier:
     Raises:
         InputError: for a name or an option there is not, and for a size that cannot be.
     """
-    if not isinstance(name, str) or name not in MODELS:
+    if name not in MODELS:
         near = get_close_matches(str(name), MODELS, n=1)
         meant = f"did you mean {near[0]}? There are" if near else "there are"
         raise InputError(f"no network is called {name!r}; {meant} {', '.join(MODELS)}")

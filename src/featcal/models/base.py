@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, final
 
 import torch.nn.functional as F
@@ -82,9 +82,6 @@ class ConvClassifier(Classifier):
         return maps.mean((2, 3))
 
 
-# --- The pieces the convolutional networks share.
-
-
 def conv(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
     """A convolution that keeps the size of the map where the stride is 1; a norm has the bias."""
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
@@ -107,24 +104,44 @@ def conv_norm_relu(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.
 class Residual(nn.Module):
     """relu(body(x) + shortcut(x)): the sum is taken before the activation.
 
+    The shortcut is the identity, or a 1x1 convolution and BatchNorm where the shape changes.
+
     Args:
         body: what is added; it ends in a BatchNorm.
-        shortcut: the identity, or convolution and BatchNorm where the shape changes.
+        inputs: maps it takes.
+        outputs: maps it gives.
+        stride: by which it shrinks them.
     """
 
-    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+    def __init__(self, body: nn.Module, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body, self.shortcut = body, shortcut
+        self.body = body
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else conv_norm(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps of the body's shape, none negative."""
         return F.relu(self.body(x) + self.shortcut(x))
 
 
-def shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    """The identity, or a 1x1 convolution and BatchNorm where the shape changes."""
-    same = inputs == outputs and stride == 1
-    return nn.Identity() if same else conv_norm(inputs, outputs, 1, stride)
+def stages(
+    name: str,
+    block: Callable[[int, int, int], nn.Module],
+    counts: Sequence[int],
+    inputs: int,
+    outputs: int,
+) -> dict[str, nn.Module]:
+    """Blocks in rows called `name`1, `name`2 and so on, made by `block(inputs, outputs, stride)`.
+
+    Each row after the first has twice the maps of the one before it, at half their size.
+    """
+    rows: dict[str, nn.Module] = {}
+    for place, count in enumerate(counts, 1):
+        first = block(inputs, outputs, 1 if place == 1 else 2)
+        others = (block(outputs, outputs, 1) for _ in range(count - 1))
+        rows[f"{name}{place}"] = nn.Sequential(first, *others)
+        inputs, outputs = outputs, 2 * outputs
+    return rows
 
 
 def check_blocks(family: str, blocks: Sequence[int], parts: int | None = None) -> None:

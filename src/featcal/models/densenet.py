@@ -41,9 +41,10 @@ class DenseNet(ConvClassifier):
             parts[f"block{place}"] = nn.Sequential(*layers)
             maps += growth * count
             if place < len(blocks):
-                parts[f"transition{place}"] = _transition(maps)
+                halved = conv(maps, maps // 2, 1), nn.AvgPool2d(2)
+                parts[f"transition{place}"] = nn.Sequential(*norm_relu(maps), *halved)
                 maps //= 2
-        parts["last"] = nn.Sequential(nn.BatchNorm2d(maps), nn.ReLU())
+        parts["last"] = nn.Sequential(*norm_relu(maps))
         super().__init__(parts, maps, classes)
 
 
@@ -55,8 +56,8 @@ class DenseLayer(nn.Module):
         super().__init__()
         between = BOTTLENECK * growth
         self.body = nn.Sequential(
-            *(nn.BatchNorm2d(inputs), nn.ReLU(), conv(inputs, between, 1)),
-            *(nn.BatchNorm2d(between), nn.ReLU(), conv(between, growth, 3)),
+            *(*norm_relu(inputs), conv(inputs, between, 1)),
+            *(*norm_relu(between), conv(between, growth, 3)),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,6 +65,6 @@ class DenseLayer(nn.Module):
         return torch.cat([self.body(x), x], 1)
 
 
-def _transition(maps: int) -> nn.Sequential:
-    """Half as many maps of half the size."""
-    return nn.Sequential(nn.BatchNorm2d(maps), nn.ReLU(), conv(maps, maps // 2, 1), nn.AvgPool2d(2))
+def norm_relu(maps: int) -> tuple[nn.Module, nn.Module]:
+    """BatchNorm and ReLU."""
+    return nn.BatchNorm2d(maps), nn.ReLU()

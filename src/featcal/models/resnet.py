@@ -8,20 +8,13 @@ from typing import final
 from torch import nn
 
 from featcal.core.checks import check_whole
-from featcal.models.base import (
-    ConvClassifier,
-    Residual,
-    check_blocks,
-    conv_norm,
-    conv_norm_relu,
-    shortcut,
-)
+from featcal.models import base
 
 EXPANSION = 4  # maps a bottleneck gives, for each of those it works on
 
 
 @final
-class ResNet(ConvClassifier):
+class ResNet(base.ConvClassifier):
     """A 3x3 stem that keeps the size, and four layers of bottlenecks that end in 1/8 of it.
 
     Weights start as PyTorch draws them. The parts are `stem`, `layer1` to `layer4` and `head`.
@@ -40,27 +33,17 @@ class ResNet(ConvClassifier):
         self, classes: int, *, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64
     ) -> None:
         check_whole(self.family, 1, width=width)
-        check_blocks(self.family, blocks, 4)
-        parts = {"stem": conv_norm_relu(3, width, 3)}
-        inputs = width
-        for layer, count in enumerate(blocks):
-            planes, stride = width * 2**layer, 1 if layer == 0 else 2
-            parts[f"layer{layer + 1}"] = _layer(inputs, planes, count, stride)
-            inputs = EXPANSION * planes
-        super().__init__(parts, inputs, classes)
+        base.check_blocks(self.family, blocks, 4)
+        stem, outputs = base.conv_norm_relu(3, width, 3), EXPANSION * width
+        layers = base.stages("layer", _bottleneck, blocks, width, outputs)
+        super().__init__({"stem": stem, **layers}, 8 * outputs, classes)
 
 
-def _layer(inputs: int, planes: int, count: int, stride: int) -> nn.Sequential:
-    first = _bottleneck(inputs, planes, stride)
-    others = (_bottleneck(EXPANSION * planes, planes, 1) for _ in range(count - 1))
-    return nn.Sequential(first, *others)
-
-
-def _bottleneck(inputs: int, planes: int, stride: int) -> Residual:
-    outputs = EXPANSION * planes
+def _bottleneck(inputs: int, outputs: int, stride: int) -> base.Residual:
+    planes = outputs // EXPANSION
     body = nn.Sequential(
-        conv_norm_relu(inputs, planes, 1),
-        conv_norm_relu(planes, planes, 3, stride),
-        conv_norm(planes, outputs, 1),
+        base.conv_norm_relu(inputs, planes, 1),
+        base.conv_norm_relu(planes, planes, 3, stride),
+        base.conv_norm(planes, outputs, 1),
     )
-    return Residual(body, shortcut(inputs, outputs, stride))
+    return base.Residual(body, inputs, outputs, stride)

@@ -45,10 +45,14 @@ class VisionTransformer(Classifier):
         heads: int = 6,
     ) -> None:
         super().__init__(classes)
-        sizes = {"image_size": image_size, "patch": patch, "width": width}
-        check_whole(self.family, 1, **sizes, depth=depth, heads=heads)
-        self._check_divides(image_size=image_size, patch=patch)
-        self._check_divides(width=width, heads=heads)
+        sizes = {"image_size": image_size, "width": width}
+        check_whole(self.family, 1, **sizes, patch=patch, depth=depth, heads=heads)
+        for part, divisor, whole in (("patch", patch, "image_size"), ("heads", heads, "width")):
+            if sizes[whole] % divisor:
+                raise InputError(
+                    f"{self.family}: {part} is {divisor}: give a number that divides "
+                    f"{whole} = {sizes[whole]}"
+                )
         self.image_size = image_size
         self.patches = nn.Conv2d(3, width, patch, patch)
         self.token = nn.Parameter(torch.zeros(1, 1, width))
@@ -72,13 +76,6 @@ class VisionTransformer(Classifier):
         features: Tensor = self.norm(tokens[:, 0])
         return features
 
-    def _check_divides(self, **given: int) -> None:
-        (whole, size), (part, divisor) = given.items()
-        if size % divisor:
-            raise InputError(
-                f"{self.family}: {part} is {divisor}: give a number that divides {whole} = {size}"
-            )
-
 
 @final
 class Block(nn.Module):
@@ -99,11 +96,9 @@ class Block(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens of the same shape, (n, places, d)."""
-        tokens = tokens + self.joined(self._attention(self.norm(tokens)))
+        parts = self.query_key_value(self.norm(tokens)).unflatten(-1, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (n, heads, places, d / heads)
+        seen = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        tokens = tokens + self.joined(seen)
         added: Tensor = self.mlp(tokens)
         return tokens + added
-
-    def _attention(self, tokens: Tensor) -> Tensor:
-        parts = self.query_key_value(tokens).unflatten(-1, (3, self.heads, -1))
-        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each (n, heads, places, d / heads)
-        return F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)

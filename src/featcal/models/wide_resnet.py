@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featcal.core.checks import InputError, check_whole
-from featcal.models.base import ConvClassifier, Residual, conv, conv_norm, conv_norm_relu, shortcut
+from featcal.models.base import ConvClassifier, Residual, conv, conv_norm, conv_norm_relu, stages
 
 STEM = 16  # maps of the stem, and a widening factor's worth of the first group
 
@@ -34,10 +34,9 @@ class PostActivationWideResNet(ConvClassifier):
     family = "post-activation wide ResNet"
 
     def __init__(self, classes: int, *, depth: int = 26, width: int = 10) -> None:
-        blocks = _blocks(self.family, depth, width, rest=2)
-        parts: dict[str, nn.Module] = {"stem": conv_norm_relu(3, STEM, 3)}
-        parts |= _groups(_post_activation, blocks, width)
-        super().__init__(parts, 4 * STEM * width, classes)
+        stem = conv_norm_relu(3, STEM, 3)
+        groups = _groups(self.family, _post_activation, depth, width, rest=2)
+        super().__init__({"stem": stem, **groups}, 4 * STEM * width, classes)
         for part in self.modules():
             if isinstance(part, nn.Conv2d):
                 nn.init.kaiming_normal_(part.weight, mode="fan_out", nonlinearity="relu")
@@ -59,12 +58,10 @@ class PreActivationWideResNet(ConvClassifier):
     family = "pre-activation wide ResNet"
 
     def __init__(self, classes: int, *, depth: int = 16, width: int = 4) -> None:
-        blocks = _blocks(self.family, depth, width, rest=4)
-        maps = 4 * STEM * width
-        parts: dict[str, nn.Module] = {"stem": conv(3, STEM, 3)}
-        parts |= _groups(PreActivation, blocks, width)
-        parts["last"] = nn.Sequential(nn.BatchNorm2d(maps), nn.ReLU())
-        super().__init__(parts, maps, classes)
+        stem, maps = conv(3, STEM, 3), 4 * STEM * width
+        groups = _groups(self.family, PreActivation, depth, width, rest=4)
+        last = nn.Sequential(nn.BatchNorm2d(maps), nn.ReLU())
+        super().__init__({"stem": stem, **groups, "last": last}, maps, classes)
 
 
 @final
@@ -91,30 +88,14 @@ class PreActivation(nn.Module):
 
 
 def _post_activation(inputs: int, outputs: int, stride: int) -> nn.Module:
-    body = nn.Sequential(
-        conv_norm_relu(inputs, outputs, 3, stride),
-        conv_norm(outputs, outputs, 3),
-    )
-    return Residual(body, shortcut(inputs, outputs, stride))
+    first, second = conv_norm_relu(inputs, outputs, 3, stride), conv_norm(outputs, outputs, 3)
+    return Residual(nn.Sequential(first, second), inputs, outputs, stride)
 
 
 def _groups(
-    block: Callable[[int, int, int], nn.Module], blocks: int, width: int
+    family: str, block: Callable[[int, int, int], nn.Module], depth: int, width: int, rest: int
 ) -> dict[str, nn.Module]:
-    """Three groups of so many blocks; the second and the third halve the maps."""
-    groups: dict[str, nn.Module] = {}
-    inputs = STEM
-    for place in range(3):
-        outputs, stride = STEM * width * 2**place, 1 if place == 0 else 2
-        first = block(inputs, outputs, stride)
-        others = (block(outputs, outputs, 1) for _ in range(blocks - 1))
-        groups[f"group{place + 1}"] = nn.Sequential(first, *others)
-        inputs = outputs
-    return groups
-
-
-def _blocks(family: str, depth: int, width: int, rest: int) -> int:
-    """How many blocks of two convolutions a group of three has, `rest` layers standing outside."""
+    """Three groups of blocks of two convolutions each; `rest` layers stand outside of them."""
     check_whole(family, 1, width=width)
     check_whole(family, rest + 6, depth=depth)
     if (depth - rest) % 6:
@@ -122,4 +103,4 @@ def _blocks(family: str, depth: int, width: int, rest: int) -> int:
             f"{family}: depth is {depth}: give {rest} more than a multiple of 6, such as "
             f"{rest + 6 * ((depth - rest) // 6)}"
         )
-    return (depth - rest) // 6
+    return stages("group", block, [(depth - rest) // 6] * 3, STEM, STEM * width)

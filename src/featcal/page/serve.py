@@ -9,35 +9,27 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, final
 
-from featcal.analysis import ClipSweep, EntropyGrowth
+from featcal.analysis import ClipSweep
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.text import parse
-from featcal.page.content import Clipped, Content, Entry, check_train, sweep, why_no_sweep
-from featcal.page.html import (
-    changed_row,
-    changed_words,
-    comparison_table,
-    counts_row,
-    entropy_row,
-    rows_html,
-)
-from featcal.page.verdict import control_for, entropy_words, idle
+from featcal.page.content import Content, Entry, check_train, clipped, sweep, why_no_sweep
+from featcal.page.html import comparison_table, recipe_cells, rows_html
+from featcal.page.verdict import Certainty, idle
+from featcal.page.wording import say
 from featcal.report.compare import NONE, Comparison, Row, compare
-
-# --- One more recipe for a page that is open: what `featcal explore` answers.
 
 
 @final
 class Live:
-    """Answers for one page.
+    """One more recipe for a page that is open: what `featcal explore` answers.
 
     It remembers what was tried: the best of a column is judged among all recipes a reader sees, and
     what was fitted once is not fitted again.
@@ -70,31 +62,24 @@ class Live:
         shown = self._side_by_side(row, beside)
         table = comparison_table(shown, self.content.summary.seen)  # its own rows first
         judged = {row.recipe: cells for row, cells in zip(shown, table.rows, strict=True)}
-        rows = {
-            "comparison": judged.pop(name),
-            "counts": counts_row(entry),
-            "entropy": entropy_row(entry),
-            "changed": changed_row(entry),
-        }
+        rows = {"comparison": judged.pop(name), **recipe_cells(entry)}
         place = [one.recipe for one in shown].index(name)
         differences = shown.as_json()["rows"][place]["differences"]
+        growths = {known.recipe: known.entropy for known in self.content.entries}
+        certainty, why = Certainty.of(name, entry.entropy, growths), why_no_sweep(row.calibrator)
+        told = [
+            *(say("idle", one) for one in idle([row])),
+            "" if why is None else say("no_sweep", why),
+            " ".join(say(part, certainty) for part in ("certainty", "certainty_numbers")).rstrip(),
+            say("changed", entry.changed),
+        ]
         return {
             "entry": {**entry.as_json(), "differences": differences},
             "rows": rows_html(rows),
             "judged": rows_html(judged),
             "sweep": None if swept is None else swept.as_json(),
-            "words": [
-                *idle([row]),
-                *filter(None, [why_no_sweep(row.calibrator)]),
-                entropy_words(entry.entropy, self._control(entry)),
-                changed_words(entry.changed),
-            ],
+            "words": list(filter(None, told)),
         }
-
-    def _control(self, entry: Entry) -> EntropyGrowth | None:
-        """What the entropies of a clip are held against."""
-        growths = {known.recipe: known.entropy for known in self.content.entries}
-        return control_for(entry.entropy, growths)
 
     def checked(self, recipe: str) -> Calibrator:
         """A fresh calibrator of the recipe, which computes nothing.
@@ -116,15 +101,15 @@ class Live:
         if name not in self.known:
             scene, settings = self.content.scene, self.content.comparison.settings
             asked = {key: settings[key] for key in ("bins", "resamples", "seed")}
-            (self.known[name],) = compare(scene.fit, scene.test, [name], scene.head, **asked)
+            (self.known[name],) = compare(scene.fit, scene.seen.data, [name], scene.head, **asked)
         return self.known[name]
 
     def _sweep(self, row: Row) -> ClipSweep | None:
         for known in self.content.sweeps:
             if known.recipe == row.recipe:
                 return known
-        clipped = Clipped.of(row.calibrator)
-        return None if clipped is None else sweep(self.content.scene, {row.recipe: clipped})[0]
+        found = clipped(row.calibrator)
+        return None if found is None else sweep(self.content.scene, {row.recipe: found})[0]
 
     def _side_by_side(self, row: Row, beside: Sequence[str]) -> Comparison:
         """The page's own rows, those tried before that it shows, and this one; each once."""
@@ -138,14 +123,7 @@ HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 LONGEST = 2**16  # bytes of a request: some dozens of recipes
 JSON_TYPE = "application/json"
-
-# The text of a recipe and those it stands beside -> what the page shows of it.
-Compute = Callable[[str, Sequence[str]], dict[str, Any]]
-Check = Callable[[str], object]  # refuses text that nothing can be computed for
-
-
-def anything(recipe: str) -> None:
-    """Leaves every refusal to what computes."""
+ASKED = 'give {"recipe": "clip | temperature", "beside": ["none"]}, all of it text'
 
 
 @final
@@ -154,16 +132,13 @@ class Explorer(ThreadingHTTPServer):
 
     Attributes:
         page: the HTML.
-        compute: what makes the numbers of a recipe.
-        check: what refuses a recipe at once, whatever is being computed.
+        live: what answers with the numbers of a recipe, and refuses a bad one at once.
     """
 
     daemon_threads = True  # a computation does not outlive Ctrl-C
 
-    def __init__(
-        self, page: str, compute: Compute, port: int = 0, *, check: Check = anything
-    ) -> None:
-        self.page, self.compute, self.check = page.encode(), compute, check
+    def __init__(self, page: str, live: Live, port: int = 0) -> None:
+        self.page, self.live = page.encode(), live
         self.one_at_a_time = threading.Lock()
         try:
             super().__init__((HOST, port), _Handler)
@@ -207,9 +182,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
         try:
-            self.server.check(asked[0])
+            self.server.live.checked(asked[0])
             with self.server.one_at_a_time:
-                found = self.server.compute(*asked)
+                found = self.server.live.answer(*asked)
         except InputError as error:
             # A person may mistype: for the browser that is an answer like any other, where a
             # status of 400 would stand in its console as an error of the page.
@@ -227,13 +202,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise InputError(f"a request has at most {LONGEST} bytes: shorten the recipe")
         try:
             asked = json.loads(self.rfile.read(int(length)))
-            recipe, beside = asked["recipe"], asked.get("beside", [])
+            recipe, beside = asked["recipe"], list(asked.get("beside", ()))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise InputError('give {"recipe": "clip | temperature"}') from error
-        if not isinstance(recipe, str):
-            raise InputError(f"recipe is {recipe!r}: give text, as in 'clip | temperature'")
-        if not isinstance(beside, list) or not all(isinstance(name, str) for name in beside):
-            raise InputError("beside is no list of texts: give the recipes the page shows already")
+            raise InputError(ASKED) from error
+        if not all(isinstance(name, str) for name in (recipe, *beside)):
+            raise InputError(ASKED)
         return recipe, beside
 
     def _is_ours(self) -> bool:

@@ -1,6 +1,7 @@
 """Reliability diagrams: the numbers first, the picture of exactly those numbers second.
 
 Niculescu-Mizil and Caruana, "Predicting Good Probabilities With Supervised Learning", 2005.
+matplotlib is imported inside the functions alone, so that featcal works without it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from torch import Tensor
 
@@ -24,362 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
     from matplotlib.typing import ColorType
 
     Pair = tuple[Axes, Axes]
-    from matplotlib.axes import Axes
-
-# --- Where the panels of a figure of reliability diagrams lie.
-
-# Inches. Fixed places, not a layout engine: the two axes of a panel line up to the pixel.
-SIDE, HISTOGRAM, BETWEEN, APART = 2.5, 0.85, 0.12, 0.32
-LEFT, RIGHT, HEAD, FOOT, LINE = 0.78, 0.2, 0.5, 0.48, 0.18
-MAX_IN_ROW = 4
-
-Box = tuple[float, float, float, float]
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Where the panels of a figure lie, in inches from its lower left corner."""
-
-    panels: int  # how many
-    title_lines: int
-    handles: int  # entries of the legend
-
-    @property
-    def columns(self) -> int:
-        """How many panels stand in a row."""
-        return self.panels if self.panels <= MAX_IN_ROW else -(-self.panels // 2)
-
-    @property
-    def rows(self) -> int:
-        """How many rows of panels there are."""
-        return -(-self.panels // self.columns)
-
-    @property
-    def legend_columns(self) -> int:
-        """How many entries of the legend stand in a row."""
-        return self.handles if self.columns >= MAX_IN_ROW else min(self.handles, self.columns)
-
-    @property
-    def bottom(self) -> float:
-        """The height of the legend."""
-        return 0.1 + LINE * -(-self.handles // self.legend_columns)
-
-    @property
-    def row_height(self) -> float:
-        """A diagram, its histogram and the words around them."""
-        return FOOT + HISTOGRAM + BETWEEN + SIDE + HEAD + LINE * self.title_lines
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width and height of the figure."""
-        width = LEFT + self.columns * (SIDE + APART) - APART + RIGHT
-        return width, self.bottom + self.rows * self.row_height
-
-    def boxes(self, panel: int) -> tuple[Box, Box]:
-        """Of the diagram and the histogram of a panel, as shares of the figure."""
-        row, column = divmod(panel, self.columns)
-        width, height = self.size
-        x = LEFT + column * (SIDE + APART)
-        y = self.bottom + (self.rows - 1 - row) * self.row_height + FOOT
-        low = (x / width, y / height, SIDE / width, HISTOGRAM / height)
-        above = y + HISTOGRAM + BETWEEN
-        return (x / width, above / height, SIDE / width, SIDE / height), low
-
-
-# --- How a reliability diagram looks: its marks, its histogram, the panels of a figure.
-#
-# matplotlib is imported inside the functions alone, so that featcal works without it.
-
-# Okabe and Ito's hues, apart for every kind of colour vision; hatching tells them apart in grey.
-BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#A0A0A0"
-OVER, UNDER = (VERMILLION, "/////"), (PURPLE, "....")
-TINT = 0.3  # a gap is a light ground under hatching in the full hue
-ENOUGH_ROWS = 100  # the standard error of an accuracy is then at most 5 points
-FAINTEST = 0.25
-TEXT = 8  # points; nothing is smaller
-EDGE = 0.6  # points
-DASHES = (0, (4, 2))
-TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
-STYLE: dict[str, Any] = {
-    "font.size": TEXT,
-    "axes.linewidth": EDGE,
-    "hatch.linewidth": 0.8,
-    "svg.hashsalt": "featcal",  # element names are random without it
-}
-
-YLABEL = (-0.18, 0.5)  # of the axes: beyond tick labels of three decimals
-TITLE_CHARACTERS, TITLE_LINES = 27, 2
-HEADROOM = 1.6  # of the tallest bar of the histogram, for two rows of labels
-LABEL_ROOM = 0.42  # of the width of the axes, for the longer of the labels
-
-
-def require_matplotlib() -> None:
-    """Refuses to draw where matplotlib is missing, with the way to get it."""
-    try:
-        import matplotlib  # noqa: F401 - only to see whether it is there
-    except ImportError as error:
-        raise InputError(
-            "pictures need matplotlib, which is not installed: pip install 'featcal[report]'"
-        ) from error
-
-
-@contextmanager
-def own_style() -> Iterator[None]:
-    """Our own look, whatever the user's matplotlibrc says; afterwards all is as it was."""
-    from matplotlib import style
-
-    with style.context(["default", STYLE]):
-        yield
-
-
-def figure(diagrams: Sequence[ReliabilityDiagram]) -> tuple[Figure, list[Pair]]:
-    """A figure that pyplot does not know, with a panel for each diagram and one legend."""
-    from matplotlib.figure import Figure
-
-    handles = legend_handles(diagrams)
-    title_lines = max(len(_wrapped(diagram.title)) for diagram in diagrams)
-    grid = Grid(len(diagrams), title_lines, len(handles))
-    figure = Figure(figsize=grid.size)
-    figure.legend(handles=handles, loc="lower center", ncols=grid.legend_columns, frameon=False)
-    tallest = max(float(diagram.share.max()) for diagram in diagrams)
-    pairs: list[Pair] = []
-    for panel, diagram in enumerate(diagrams):
-        above, below = grid.boxes(panel)
-        first = pairs[0] if pairs else (None, None)
-        top = figure.add_axes(above, sharex=first[0], sharey=first[0])
-        low = figure.add_axes(below, sharex=top, sharey=first[1])
-        draw_diagram(top, diagram)
-        draw_histogram(low, diagram, tallest=tallest)
-        _tidy_labels((top, low), leftmost=panel % grid.columns == 0)
-        pairs.append((top, low))
-    return figure, pairs
-
-
-def _tidy_labels(pair: Pair, *, leftmost: bool) -> None:
-    pair[0].tick_params(labelbottom=False)
-    for axes in pair:
-        axes.yaxis.set_label_coords(*YLABEL)
-        axes.yaxis.label.set_visible(leftmost)
-        axes.tick_params(labelleft=leftmost)
-
-
-def draw_diagram(ax: Axes, diagram: ReliabilityDiagram) -> None:
-    """Draws the bars, the gaps, the diagonal and the numbers above them."""
-    _draw_bars(ax, diagram)
-    _draw_gaps(ax, diagram, diagram.gap > 0, OVER)
-    _draw_gaps(ax, diagram, diagram.gap < 0, UNDER)
-    ax.plot([0, 1], [0, 1], color=ax.get_facecolor(), linewidth=2, solid_capstyle="butt")
-    ax.plot([0, 1], [0, 1], color=_ink(), linewidth=1.1, linestyle=DASHES)
-    ax.set(xlim=(0, 1), ylim=(0, 1), xticks=TICKS, yticks=TICKS, aspect="equal")
-    ax.set_ylabel(diagram.wording.y)
-    ax.annotate(
-        diagram.caption, (0, 1), (0, 5), "axes fraction", "offset points", size=TEXT, va="bottom"
-    )
-    title = "\n".join(_wrapped(diagram.title))
-    ax.set_title(title, loc="left", size=TEXT + 2, weight="bold", pad=31, parse_math=False)
-
-
-def _draw_bars(ax: Axes, diagram: ReliabilityDiagram) -> None:
-    filled = (diagram.share > 0).nonzero().flatten()
-    ground = ax.get_facecolor()
-    hues = [_mixed(BLUE, strength, ground) for strength in _strengths(diagram, filled)]
-    _bars(ax, diagram, filled, diagram.accuracy, color=hues, edgecolor=ground)
-
-
-def _draw_gaps(ax: Axes, diagram: ReliabilityDiagram, where: Tensor, look: tuple[str, str]) -> None:
-    """From accuracy to mean confidence in some bins."""
-    chosen = where.nonzero().flatten()
-    hue, hatch = look
-    strengths, ground = _strengths(diagram, chosen), ax.get_facecolor()
-    _bars(
-        ax,
-        diagram,
-        chosen,
-        diagram.gap,
-        bottom=diagram.accuracy[chosen].tolist(),
-        color=[_mixed(hue, TINT * strength, ground) for strength in strengths],
-        edgecolor=[_mixed(hue, strength, ground) for strength in strengths],
-        hatch=hatch,
-    )
-
-
-def _bars(
-    ax: Axes,
-    diagram: ReliabilityDiagram,
-    chosen: Tensor,
-    heights: Tensor,
-    **look: Any,  # noqa: ANN401 - keywords of matplotlib's bar
-) -> None:
-    """One bar, as wide as the bin, for each chosen bin."""
-    bins = len(diagram.share)
-    x, height = diagram.edges[chosen].tolist(), heights[chosen].tolist()
-    # The edges of narrow bars would cover them if they were not thinner.
-    ax.bar(x, height, 1 / bins, align="edge", linewidth=min(EDGE, 15 / bins), **look)
-
-
-def draw_histogram(ax: Axes, diagram: ReliabilityDiagram, *, tallest: float) -> None:
-    """Draws the share of samples in each bin, to the scale of the tallest bar of all panels."""
-    from matplotlib.ticker import MaxNLocator
-
-    filled = (diagram.share > 0).nonzero().flatten()
-    _bars(ax, diagram, filled, diagram.share, color=GREY, edgecolor=ax.get_facecolor())
-    ax.set(xlim=(0, 1), xticks=TICKS, xlabel=diagram.wording.x, ylabel="share of\nsamples")
-    ax.set_ylim(0, tallest * HEADROOM)
-    ticks = MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(0, tallest)
-    ax.set_yticks([tick for tick in ticks if tick <= tallest])
-    _draw_means(ax, diagram)
-
-
-def _draw_means(ax: Axes, diagram: ReliabilityDiagram) -> None:
-    """Two lines with a label each, on two rows above the bars, so that the labels never meet.
-
-    The labels stand on the side that has room for both, and the nearer line ends below the label
-    that passes over it.
-    """
-    accuracy, confidence = diagram.overall_accuracy, diagram.overall_confidence
-    leftwards = accuracy + confidence > 1
-    accuracy_above = (accuracy > confidence) == leftwards
-    heights = (1.0, 0.8) if accuracy_above else (0.8, 1.0)
-    for name, x, color, line, height in (
-        (diagram.wording.so, accuracy, BLUE, "-", heights[0]),
-        (diagram.wording.said, confidence, _ink(), DASHES, heights[1]),
-    ):
-        ax.axvline(x, 0, height, color=color, linewidth=1.4, linestyle=line)
-        _label_line(ax, x, height, f"{name} {x:.2f}", color=color, leftwards=leftwards)
-
-
-def _label_line(
-    ax: Axes, x: float, height: float, text: str, *, color: str, leftwards: bool
-) -> None:
-    leftwards = x > LABEL_ROOM if leftwards else x > 1 - LABEL_ROOM
-    ax.annotate(
-        text,
-        (x, height),
-        (-3 if leftwards else 3, -1.5),
-        ("data", "axes fraction"),
-        "offset points",
-        color=color,
-        size=TEXT,
-        ha="right" if leftwards else "left",
-        va="top",
-        # Between two far lines a label may reach the other one: it then covers a piece of it.
-        bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 0.5},
-    )
-
-
-def legend_handles(diagrams: Sequence[ReliabilityDiagram]) -> list[Artist]:
-    """What the marks mean; the last entry only where there are such bins."""
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    words = diagrams[0].wording
-    handles: list[Artist] = [
-        Patch(color=BLUE, label=words.y),
-        _gap_patch(OVER, f"{words.above}: from {words.so} up to {words.said}"),
-        _gap_patch(UNDER, f"{words.below}: from {words.said} up to {words.so}"),
-        Line2D([], [], color=_ink(), linewidth=1.1, linestyle=DASHES, label="perfect calibration"),
-    ]
-    counts = [count for diagram in diagrams for count in diagram.bins.count.tolist()]
-    if any(0 < count < ENOUGH_ROWS for count in counts):
-        faint = _mixed(BLUE, 2 * FAINTEST, "white")
-        handles.append(Patch(color=faint, label=f"few samples: under {ENOUGH_ROWS} in the bin"))
-    return handles
-
-
-def _gap_patch(look: tuple[str, str], label: str) -> Patch:
-    from matplotlib.patches import Patch
-
-    hue, hatch = look
-    ground = _mixed(hue, TINT, "white")
-    return Patch(facecolor=ground, edgecolor=hue, hatch=hatch, linewidth=EDGE, label=label)
-
-
-def _strengths(diagram: ReliabilityDiagram, chosen: Tensor) -> list[float]:
-    """How strongly to draw some bins: as sure as their accuracy is, so that noise is not loud."""
-    return (diagram.bins.count[chosen] / ENOUGH_ROWS).sqrt().clamp(FAINTEST, 1).tolist()
-
-
-def _ink() -> str:
-    """The colour of text, so that lines show on a dark style too."""
-    from matplotlib import rcParams
-
-    return str(rcParams["axes.labelcolor"])
-
-
-def _mixed(hue: str, strength: float, ground: ColorType) -> tuple[float, float, float]:
-    """A hue thinned with its ground: opaque, so that marks below do not shine through."""
-    from matplotlib.colors import to_rgb
-
-    pairs = zip(to_rgb(hue), to_rgb(ground), strict=True)
-    red, green, blue = (strength * full + (1 - strength) * thin for full, thin in pairs)
-    return red, green, blue
-
-
-def _wrapped(title: str) -> list[str]:
-    return textwrap.wrap(title, TITLE_CHARACTERS, max_lines=TITLE_LINES, placeholder=" …")
-
-
-# --- What a reliability diagram calls its numbers: of the predicted class, or of one class.
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """The names of what a model says and of what is so.
-
-    Attributes:
-        said: what the model says of a row, short.
-        so: what turns out to be so, short.
-        x: the same as the name of an axis.
-        y: the same as the name of an axis.
-        error: the mean gap between the two.
-        above: a bin in which the model says too much.
-        below: a bin in which it says too little.
-    """
-
-    said: str
-    so: str
-    x: str
-    y: str
-    error: str
-    above: str
-    below: str
-
-
-TOP_LABEL = Wording(
-    said="confidence",
-    so="accuracy",
-    x="confidence",
-    y="accuracy",
-    error="ECE",
-    above="overconfident",
-    below="underconfident",
-)
-
-
-def wording(of_class: int | None) -> Wording:
-    """The words for a class's probability; those for the confidence without one.
-
-    >>> wording(1).x
-    'probability of class 1'
-    """
-    if of_class is None:
-        return TOP_LABEL
-    return Wording(
-        said="probability",
-        so="share",
-        x=f"probability of class {of_class}",
-        y=f"share of class {of_class}",
-        error=f"class {of_class}: ECE",
-        above="too high",
-        below="too low",
-    )
-
 
 MAX_PANELS = 6
 DPI = 150
@@ -510,7 +158,14 @@ class ReliabilityDiagram:
         if ax is None:
             with own_style():
                 return replace(self, axes=figure([self])[1][0])
-        diagram, histogram = _pair(ax)
+        from matplotlib.axes import Axes
+
+        given = [ax] if isinstance(ax, Axes) else list(ax)
+        if not isinstance(ax, Axes) and len(given) != 2:
+            raise InputError(
+                f"ax has {len(given)} axes: pass one, or two for diagram and histogram"
+            )
+        diagram, histogram = given[0], given[1] if len(given) == 2 else None
         draw_diagram(diagram, self)
         handles = legend_handles([self])
         brief = [str(handle.get_label()).partition(":")[0] for handle in handles]
@@ -551,7 +206,12 @@ def save_comparison(
             or cannot be written, or when matplotlib is missing.
     """
     require_matplotlib()
-    _check_request(diagrams, formats)
+    if not 1 <= len(diagrams) <= MAX_PANELS:
+        raise InputError(f"diagrams has {len(diagrams)} entries: pass 1 to {MAX_PANELS}")
+    if len({diagram.of_class for diagram in diagrams}) > 1:
+        raise InputError("diagrams are of different classes: give all of them the same of_class=")
+    if isinstance(formats, str) or not formats or not set(formats) <= set(METADATA):
+        raise InputError(f"formats is {formats!r}: pass a list of one or more of 'png' and 'svg'")
     paths = {form: Path(f"{path_stem}.{form}") for form in formats}
     with ExitStack() as files, own_style():
         # The files are renamed when the stack unwinds, after the last of them has been drawn.
@@ -565,20 +225,262 @@ def save_comparison(
     return list(paths.values())
 
 
-def _check_request(diagrams: Sequence[ReliabilityDiagram], formats: Sequence[str]) -> None:
-    if not 1 <= len(diagrams) <= MAX_PANELS:
-        raise InputError(f"diagrams has {len(diagrams)} entries: pass 1 to {MAX_PANELS}")
-    if len({diagram.of_class for diagram in diagrams}) > 1:
-        raise InputError("diagrams are of different classes: give all of them the same of_class=")
-    if isinstance(formats, str) or not formats or not set(formats) <= set(METADATA):
-        raise InputError(f"formats is {formats!r}: pass a list of one or more of 'png' and 'svg'")
+class Wording(NamedTuple):
+    """The names of what a model says and of what is so.
+
+    Attributes:
+        said: what the model says of a row, short.
+        so: what turns out to be so, short.
+        x: the same as the name of an axis.
+        y: the same as the name of an axis.
+        error: the mean gap between the two.
+        above: a bin in which the model says too much.
+        below: a bin in which it says too little.
+    """
+
+    said: str = "confidence"
+    so: str = "accuracy"
+    x: str = "confidence"
+    y: str = "accuracy"
+    error: str = "ECE"
+    above: str = "overconfident"
+    below: str = "underconfident"
 
 
-def _pair(ax: Axes | Sequence[Axes]) -> tuple[Axes, Axes | None]:
-    from matplotlib.axes import Axes
+TOP_LABEL = Wording()
 
-    if isinstance(ax, Axes):
-        return ax, None
-    if len(ax) != 2:
-        raise InputError(f"ax has {len(ax)} axes: pass one, or two for diagram and histogram")
-    return ax[0], ax[1]
+
+def wording(of_class: int | None) -> Wording:
+    """The words for a class's probability; those for the confidence without one.
+
+    >>> wording(1).x
+    'probability of class 1'
+    """
+    if of_class is None:
+        return TOP_LABEL
+    return Wording(
+        said="probability",
+        so="share",
+        x=f"probability of class {of_class}",
+        y=f"share of class {of_class}",
+        error=f"class {of_class}: ECE",
+        above="too high",
+        below="too low",
+    )
+
+
+# How it looks. Okabe and Ito's hues, apart for every kind of colour vision; hatching tells them
+# apart in grey.
+BLUE, VERMILLION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#A0A0A0"
+OVER, UNDER = (VERMILLION, "/////"), (PURPLE, "....")
+TINT = 0.3  # a gap is a light ground under hatching in the full hue
+ENOUGH_ROWS = 100  # the standard error of an accuracy is then at most 5 points
+FAINTEST = 0.25
+TEXT = 8  # points; nothing is smaller
+EDGE = 0.6  # points
+DASHES = (0, (4, 2))
+TICKS = (0, 0.2, 0.4, 0.6, 0.8, 1)
+STYLE: dict[str, Any] = {
+    "font.size": TEXT,
+    "axes.linewidth": EDGE,
+    "hatch.linewidth": 0.8,
+    "svg.hashsalt": "featcal",  # element names are random without it
+}
+YLABEL = (-0.18, 0.5)  # of the axes: beyond tick labels of three decimals
+TITLE_CHARACTERS, TITLE_LINES = 27, 2
+HEADROOM = 1.6  # of the tallest bar of the histogram, for two rows of labels
+LABEL_ROOM = 0.42  # of the width of the axes, for the longer of the labels
+# Inches. Fixed places, not a layout engine: the two axes of a panel line up to the pixel.
+SIDE, HISTOGRAM, BETWEEN, APART = 2.5, 0.85, 0.12, 0.32
+LEFT, RIGHT, HEAD, FOOT, LINE = 0.78, 0.2, 0.5, 0.48, 0.18
+MAX_IN_ROW = 4
+
+
+def require_matplotlib() -> None:
+    """Refuses to draw where matplotlib is missing, with the way to get it."""
+    try:
+        import matplotlib  # noqa: F401 - only to see whether it is there
+    except ImportError as error:
+        raise InputError(
+            "pictures need matplotlib, which is not installed: pip install 'featcal[report]'"
+        ) from error
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Our own look, whatever the user's matplotlibrc says; afterwards all is as it was."""
+    from matplotlib import style
+
+    with style.context(["default", STYLE]):
+        yield
+
+
+def figure(diagrams: Sequence[ReliabilityDiagram]) -> tuple[Figure, list[Pair]]:
+    """A figure that pyplot does not know, with a panel for each diagram and one legend."""
+    from matplotlib.figure import Figure
+
+    handles = legend_handles(diagrams)
+    panels = len(diagrams)
+    columns = panels if panels <= MAX_IN_ROW else -(-panels // 2)
+    rows = -(-panels // columns)
+    in_line = len(handles) if columns >= MAX_IN_ROW else min(len(handles), columns)
+    bottom = 0.1 + LINE * -(-len(handles) // in_line)  # the height of the legend
+    title_lines = max(len(_wrapped(diagram.title)) for diagram in diagrams)
+    row_height = FOOT + HISTOGRAM + BETWEEN + SIDE + HEAD + LINE * title_lines
+    width = LEFT + columns * (SIDE + APART) - APART + RIGHT
+    height = bottom + rows * row_height
+    figure = Figure(figsize=(width, height))
+    figure.legend(handles=handles, loc="lower center", ncols=in_line, frameon=False)
+    tallest = max(float(diagram.share.max()) for diagram in diagrams)
+    pairs: list[Pair] = []
+    for panel, diagram in enumerate(diagrams):
+        row, column = divmod(panel, columns)
+        x = LEFT + column * (SIDE + APART)
+        y = bottom + (rows - 1 - row) * row_height + FOOT
+        above = y + HISTOGRAM + BETWEEN
+        first = pairs[0] if pairs else (None, None)
+        upper = (x / width, above / height, SIDE / width, SIDE / height)
+        top = figure.add_axes(upper, sharex=first[0], sharey=first[0])
+        lower = (x / width, y / height, SIDE / width, HISTOGRAM / height)
+        low = figure.add_axes(lower, sharex=top, sharey=first[1])
+        draw_diagram(top, diagram)
+        draw_histogram(low, diagram, tallest=tallest)
+        top.tick_params(labelbottom=False)
+        for axes in (top, low):
+            axes.yaxis.set_label_coords(*YLABEL)
+            axes.yaxis.label.set_visible(column == 0)
+            axes.tick_params(labelleft=column == 0)
+        pairs.append((top, low))
+    return figure, pairs
+
+
+def draw_diagram(ax: Axes, diagram: ReliabilityDiagram) -> None:
+    """Draws the bars, the gaps, the diagonal and the numbers above them."""
+    ground = ax.get_facecolor()
+    filled = (diagram.share > 0).nonzero().flatten()
+    hues = [_mixed(BLUE, strength, ground) for strength in _strengths(diagram, filled)]
+    _bars(ax, diagram, filled, diagram.accuracy, color=hues, edgecolor=ground)
+    for where, (hue, hatch) in ((diagram.gap > 0, OVER), (diagram.gap < 0, UNDER)):
+        chosen = where.nonzero().flatten()
+        strengths = _strengths(diagram, chosen)
+        _bars(  # from accuracy to mean confidence
+            ax,
+            diagram,
+            chosen,
+            diagram.gap,
+            bottom=diagram.accuracy[chosen].tolist(),
+            color=[_mixed(hue, TINT * strength, ground) for strength in strengths],
+            edgecolor=[_mixed(hue, strength, ground) for strength in strengths],
+            hatch=hatch,
+        )
+    ax.plot([0, 1], [0, 1], color=ground, linewidth=2, solid_capstyle="butt")
+    ax.plot([0, 1], [0, 1], color=_ink(), linewidth=1.1, linestyle=DASHES)
+    ax.set(xlim=(0, 1), ylim=(0, 1), xticks=TICKS, yticks=TICKS, aspect="equal")
+    ax.set_ylabel(diagram.wording.y)
+    ax.annotate(
+        diagram.caption, (0, 1), (0, 5), "axes fraction", "offset points", size=TEXT, va="bottom"
+    )
+    title = "\n".join(_wrapped(diagram.title))
+    ax.set_title(title, loc="left", size=TEXT + 2, weight="bold", pad=31, parse_math=False)
+
+
+def draw_histogram(ax: Axes, diagram: ReliabilityDiagram, *, tallest: float) -> None:
+    """Draws the share of samples in each bin, to the scale of the tallest bar of all panels."""
+    from matplotlib.ticker import MaxNLocator
+
+    filled = (diagram.share > 0).nonzero().flatten()
+    _bars(ax, diagram, filled, diagram.share, color=GREY, edgecolor=ax.get_facecolor())
+    ax.set(xlim=(0, 1), xticks=TICKS, xlabel=diagram.wording.x, ylabel="share of\nsamples")
+    ax.set_ylim(0, tallest * HEADROOM)
+    ticks = MaxNLocator(3, steps=[1, 2, 5, 10]).tick_values(0, tallest)
+    ax.set_yticks([tick for tick in ticks if tick <= tallest])
+    # Both means have a line with a label, on two rows above the bars, so that the labels never
+    # meet. They stand on the side that has room for both, and the nearer line ends below the label
+    # that passes over it.
+    accuracy, confidence = diagram.overall_accuracy, diagram.overall_confidence
+    leftwards = accuracy + confidence > 1
+    heights = (1.0, 0.8) if (accuracy > confidence) == leftwards else (0.8, 1.0)
+    for name, x, color, line, height in (
+        (diagram.wording.so, accuracy, BLUE, "-", heights[0]),
+        (diagram.wording.said, confidence, _ink(), DASHES, heights[1]),
+    ):
+        ax.axvline(x, 0, height, color=color, linewidth=1.4, linestyle=line)
+        left = x > (LABEL_ROOM if leftwards else 1 - LABEL_ROOM)
+        ax.annotate(
+            f"{name} {x:.2f}",
+            (x, height),
+            (-3 if left else 3, -1.5),
+            ("data", "axes fraction"),
+            "offset points",
+            color=color,
+            size=TEXT,
+            ha="right" if left else "left",
+            va="top",
+            # Between two far lines a label may reach the other one: it then covers a piece of it.
+            bbox={"facecolor": ax.get_facecolor(), "edgecolor": "none", "pad": 0.5},
+        )
+
+
+def _bars(
+    ax: Axes,
+    diagram: ReliabilityDiagram,
+    chosen: Tensor,
+    heights: Tensor,
+    **look: Any,  # noqa: ANN401 - keywords of matplotlib's bar
+) -> None:
+    """One bar, as wide as the bin, for each chosen bin."""
+    bins = len(diagram.share)
+    x, height = diagram.edges[chosen].tolist(), heights[chosen].tolist()
+    # The edges of narrow bars would cover them if they were not thinner.
+    ax.bar(x, height, 1 / bins, align="edge", linewidth=min(EDGE, 15 / bins), **look)
+
+
+def legend_handles(diagrams: Sequence[ReliabilityDiagram]) -> list[Artist]:
+    """What the marks mean; the last entry only where there are such bins."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    words = diagrams[0].wording
+    gaps = (
+        (OVER, f"{words.above}: from {words.so} up to {words.said}"),
+        (UNDER, f"{words.below}: from {words.said} up to {words.so}"),
+    )
+    handles: list[Artist] = [Patch(color=BLUE, label=words.y)]
+    for (hue, hatch), label in gaps:
+        ground = _mixed(hue, TINT, "white")
+        handles.append(
+            Patch(facecolor=ground, edgecolor=hue, hatch=hatch, linewidth=EDGE, label=label)
+        )
+    handles.append(
+        Line2D([], [], color=_ink(), linewidth=1.1, linestyle=DASHES, label="perfect calibration")
+    )
+    counts = [count for diagram in diagrams for count in diagram.bins.count.tolist()]
+    if any(0 < count < ENOUGH_ROWS for count in counts):
+        faint = _mixed(BLUE, 2 * FAINTEST, "white")
+        handles.append(Patch(color=faint, label=f"few samples: under {ENOUGH_ROWS} in the bin"))
+    return handles
+
+
+def _strengths(diagram: ReliabilityDiagram, chosen: Tensor) -> list[float]:
+    """How strongly to draw some bins: as sure as their accuracy is, so that noise is not loud."""
+    return (diagram.bins.count[chosen] / ENOUGH_ROWS).sqrt().clamp(FAINTEST, 1).tolist()
+
+
+def _ink() -> str:
+    """The colour of text, so that lines show on a dark style too."""
+    from matplotlib import rcParams
+
+    return str(rcParams["axes.labelcolor"])
+
+
+def _mixed(hue: str, strength: float, ground: ColorType) -> tuple[float, float, float]:
+    """A hue thinned with its ground: opaque, so that marks below do not shine through."""
+    from matplotlib.colors import to_rgb
+
+    pairs = zip(to_rgb(hue), to_rgb(ground), strict=True)
+    red, green, blue = (strength * full + (1 - strength) * thin for full, thin in pairs)
+    return red, green, blue
+
+
+def _wrapped(title: str) -> list[str]:
+    return textwrap.wrap(title, TITLE_CHARACTERS, max_lines=TITLE_LINES, placeholder=" …")

@@ -1,4 +1,8 @@
-"""A comparison as text: Markdown for a pull request, LaTeX for a paper, CSV for a spreadsheet."""
+"""Tables: one of text that prints as a terminal's blocks or as Markdown, and those of a comparison.
+
+A comparison is laid out once, as blocks of cells that know their metric, value, interval and
+difference; Markdown, LaTeX and the terminal print the same blocks. CSV holds every number in full.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,96 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, final
 
+from featcal.core.calibrator import METHODS
 from featcal.core.fit import FitReport, StepReport
-from featcal.report.scores import COLUMNS, UNKNOWN, Column, Difference, Interval, columns
+from featcal.metrics.columns import COLUMNS, Column, columns
+from featcal.report.bootstrap import UNKNOWN, Difference, Interval
 
 if TYPE_CHECKING:
     from featcal.report.compare import Comparison
 
-# --- The fitted values in a few characters: c = 2.26, T = 1.14, or over folds T = 1.14 to 1.16.
+BORDER = 3  # what a column costs besides its text: a line and a space on either side
 
-SYMBOLS = {
-    **{"threshold": "c", "temperature": "T", "proximity": "mean proximity"},
-    **{"ridge": "penalty", "off_diagonal": "penalty", "bias": "penalty"},
-}
+
+@final
+@dataclass(frozen=True)
+class Table:
+    """A table of text.
+
+    Attributes:
+        title: one line above it.
+        headings: one per column, the first over the labels; a line break parts two levels.
+        rows: the cells, labels first; **text** is bold.
+        notes: letter and sentence of each footnote.
+        together: columns that belong together, counted after the labels.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[tuple[str, str], ...] = ()
+    together: int = 1
+
+    def blocks(self, width: int) -> Iterator[Table]:
+        """The same table as several, each with the labels in front and no wider than `width`.
+
+        Columns that belong together are parted only where they do not fit alone; a single column is
+        given even where it is too wide.
+        """
+        columns = list(zip(self.headings, *self.rows, strict=True))
+        texts = [[*head.split("\n"), *cells] for head, *cells in columns]
+        widths = [BORDER + max(len(text.replace("**", "")) for text in column) for column in texts]
+        groups = []
+        for start in range(1, len(widths), self.together):
+            group = list(range(start, min(start + self.together, len(widths))))
+            fits = widths[0] + sum(widths[column] for column in group) + 1 <= width
+            groups += [group] if fits else [[column] for column in group]
+        parts = [[0]]
+        for group in groups:
+            used = sum(widths[column] for column in parts[-1] + group) + 1
+            if len(parts[-1]) > 1 and used > width:
+                parts.append([0])
+            parts[-1] += group
+        for part in parts:
+            headings, *rows = zip(*(columns[column] for column in part), strict=True)
+            yield replace(self, headings=headings, rows=tuple(rows))
+
+    def markdown(self, *, gap: str = "") -> str:
+        r"""A pipe table; `gap` stands on either side of the dashes of its rule.
+
+        >>> print(Table("", ("", "ECE"), (("clip | temperature", "1.2"),)).markdown())
+        |  | ECE |
+        |---|---:|
+        | clip \| temperature | 1.2 |
+        """
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.headings)
+        dashes = ["---", *("---:" if _numeric(cells) else "---" for cells in columns[1:])]
+        rule = f"|{gap}" + f"{gap}|{gap}".join(dashes) + f"{gap}|"
+        lines = [[heading.replace("\n", " ") for heading in self.headings], *self.rows]
+        head, *rows = (
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
+        return "\n".join([head, rule, *rows])
+
+    def document(self) -> str:
+        """Title, pipe table and footnotes, as Markdown."""
+        notes = "".join(f"\n- [{letter}] {text}" for letter, text in self.notes)
+        return f"{self.title}\n\n{self.markdown()}\n{notes}".rstrip()
+
+
+def _numeric(cells: Iterable[str]) -> bool:
+    """Whether a column is one of numbers, which stand best at the right."""
+    shown = (cell.lstrip("*") for cell in cells)
+    return all(cell[:1] in "-0123456789" or cell.startswith(("n/a", "inf")) for cell in shown)
+
+
+# The fitted values in a few characters: c = 2.26, T = 1.14, or over folds T = 1.14 to 1.16.
+
 # What a step was held back by: the first that it names is shown, after what it learned.
 PENALTIES = ("ridge", "off_diagonal", "bias")
-ENDS = {"lowest": ("values", "highest")}  # and X_min with X_max: the two ends of one range
 SHOWN = 4  # values of a step; JSON has them all
 BETWEEN = ", "  # steps
 WITHIN = "; "  # the values of a step
@@ -33,59 +110,55 @@ WITHIN = "; "  # the values of a step
 def fitted_text(reports: Sequence[FitReport]) -> str:
     """What one fit, or the fits of the same recipe on several folds, chose."""
     steps = zip(*(report.steps for report in reports), strict=True)
-    return BETWEEN.join(filter(None, map(_over_folds, steps)))
+    return BETWEEN.join(filter(None, starmap(step_text, steps)))
 
 
-def step_text(step: StepReport) -> str:
-    """What one step chose."""
-    return _over_folds([step])
-
-
-def _over_folds(steps: Sequence[StepReport]) -> str:
+def step_text(*steps: StepReport) -> str:
+    """What one step chose, or the same step on several folds."""
     acting = [step for step in steps if not step.noop]
     idle = f"{steps[0].name}: no-op"
     if not acting:
         return idle
-    found = _found(acting)
-    told = [f"{name} {text}" for name, text in _named(found) if text]
+    told = list(_named_values(acting))
     text = WITHIN.join([*told[:SHOWN], *(["..."] if len(told) > SHOWN else [])])
     if len(acting) < len(steps):
         return f"{text} ({idle} in {len(steps) - len(acting)} of {len(steps)} folds)".lstrip()
     return text
 
 
-def _found(acting: Sequence[StepReport]) -> dict[str, list[float]]:
-    """The numbers under each key, over all folds that have it; one penalty, and that last."""
-    keys = list(dict.fromkeys(key for step in acting for key in step.values))
+def _named_values(steps: Sequence[StepReport]) -> Iterator[str]:
+    """Each value over all folds that have it, T = 1.14 to 1.16; one penalty, and that last.
+
+    The two ends of a range, as T_min and T_max, are one value: T 1.35 to 2.18.
+    """
+    keys = list(dict.fromkeys(key for step in steps for key in step.values))
     learned = [key for key in keys if key not in PENALTIES]
     held = [key for key in PENALTIES if key in keys][:1]
-    return {
-        key: list(_numbers(step.values[key] for step in acting if key in step.values))
+    left = {
+        key: list(_numbers([step.values[key] for step in steps if key in step.values]))
         for key in [*learned, *held]
     }
-
-
-def _named(found: dict[str, list[float]]) -> Iterator[tuple[str, str]]:
-    """Names and texts; two ends of a range, as T_min and T_max, are one: T 1.35 to 2.18."""
-    left = dict(found)
-    for key in found:
-        if key not in left:
-            continue
+    symbols = METHODS[steps[0].name].symbols
+    while left:
+        key = next(iter(left))
         numbers, stem = left.pop(key), key.removesuffix("_min")
-        name, other = ENDS.get(key, (stem, f"{stem}_max" if stem != key else ""))
+        name, equals, other = symbols.get(key, key), "= ", f"{stem}_max" if stem != key else ""
+        if key == "lowest":
+            stem, other = "values", "highest"
         if other in left:
-            yield name, _text(numbers + left.pop(other), ends=True)
-        else:
-            yield SYMBOLS.get(key, key), _text(numbers)
+            name, equals, numbers = stem, "", numbers + left.pop(other)
+        if numbers:
+            low, high = f"{min(numbers):.4g}", f"{max(numbers):.4g}"
+            yield f"{name} = {low}" if low == high else f"{name} {equals}{low} to {high}"
 
 
-def _text(numbers: Sequence[float], *, ends: bool = False) -> str:
-    if not numbers:
-        return ""
-    low, high = f"{min(numbers):.4g}", f"{max(numbers):.4g}"
-    if low == high:
-        return f"= {low}"
-    return f"{low} to {high}" if ends else f"= {low} to {high}"
+def _numbers(value: object) -> Iterator[float]:
+    """Every number in a value or in lists of values; words and switches are no numbers."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield float(value)
 
 
 def folded(text: str, width: int) -> str:
@@ -99,19 +172,7 @@ def folded(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def _numbers(values: Iterable[Any]) -> Iterator[float]:
-    """Every number in values, which may be lists of numbers; words and switches are no numbers."""
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _numbers(value)
-        elif isinstance(value, (int, float)) and not isinstance(value, bool):
-            yield float(value)
-
-
-# --- The cells of a comparison, laid out: one line a recipe, or the paper's two columns a metric.
-#
-# A block knows what stands where and nothing of how it is drawn; `render.py` writes it as text for
-# files, the command line as a table for the terminal.
+# The cells of a comparison: one line per recipe, or the paper's two columns per metric.
 
 # The rows of the paper's Table 2 (ece-posthoc) under its names, and the recipe of each; each is
 # shown alone and after clip.
@@ -163,11 +224,9 @@ class Cell:
     @property
     def range(self) -> str:
         """[4.31, 5.07], or nothing."""
-        if math.isnan(self.interval.low):
-            return ""
-        return (
-            f"[{self.column.number(self.interval.low)}, {self.column.number(self.interval.high)}]"
-        )
+        low, high = self.interval.low, self.interval.high
+        number = self.column.number
+        return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]"
 
     @property
     def finding(self) -> tuple[str, str] | None:
@@ -199,27 +258,34 @@ class Block:
     headings: tuple[str, ...]
     lines: tuple[Line, ...]
 
+    @property
+    def units(self) -> list[str]:
+        """The headings with the units of the numbers below them."""
+        if self.title:
+            unit = " %" if self.lines[0].cells[0].column.percent else ""
+            return [heading + unit for heading in self.headings]
+        return [cell.column.unit for cell in self.lines[0].cells]
+
 
 def comparison_block(comparison: Comparison, columns: Sequence[Column]) -> Block:
-    """One line a recipe, one column a metric; the best of each column is marked."""
-    grid = [_cells(comparison, range(len(comparison)), column) for column in columns]
+    """One line per recipe, one column per metric; the best of each column is marked."""
+    grid = zip(*(_cells(comparison, column) for column in columns), strict=True)
     lines = (
         Line(row.recipe, cells, fitted_text(row.reports), row.seconds)
-        for row, cells in zip(comparison, zip(*grid, strict=True), strict=True)
+        for row, cells in zip(comparison, grid, strict=True)
     )
     return Block("", "recipe", tuple(column.heading for column in columns), tuple(lines))
 
 
 def paper_blocks(comparison: Comparison, columns: Sequence[Column]) -> list[Block]:
-    """A block a metric: one line a method, alone and after clip; rows as in PAPER_RECIPES."""
-    return [_paper_block(comparison, column) for column in columns]
-
-
-def _paper_block(comparison: Comparison, column: Column) -> Block:
-    cells = _cells(comparison, range(len(comparison)), column)
-    pairs = zip(PAPER_METHODS, zip(cells[::2], cells[1::2], strict=True), strict=True)
-    lines = tuple(Line(label, pair) for label, pair in pairs)
-    return Block(column.heading, "method", ("base", "after clip"), lines)
+    """A block per metric: one line per method, alone and after clip; rows as in PAPER_RECIPES."""
+    blocks = []
+    for column in columns:
+        cells = _cells(comparison, column)
+        pairs = zip(PAPER_METHODS, zip(cells[::2], cells[1::2], strict=True), strict=True)
+        lines = tuple(Line(label, pair) for label, pair in pairs)
+        blocks.append(Block(column.heading, "method", ("base", "after clip"), lines))
+    return blocks
 
 
 def against_own_base(comparison: Comparison) -> Comparison:
@@ -230,13 +296,17 @@ def against_own_base(comparison: Comparison) -> Comparison:
     return replace(comparison, against=against, settings=settings)
 
 
-def _cells(comparison: Comparison, rows: Sequence[int], column: Column) -> list[Cell]:
-    found = []
-    for index in rows:
-        scores = comparison[index].scores
-        value = scores.metrics[column.name]
-        interval = scores.interval(column.name)
-        found.append(Cell(column, value, interval, comparison.difference(index, column.name)))
+def _cells(comparison: Comparison, column: Column) -> list[Cell]:
+    name = column.name
+    found = [
+        Cell(
+            column,
+            row.scores.metrics[name],
+            row.scores.interval(name),
+            comparison.difference(index, name),
+        )
+        for index, row in enumerate(comparison)
+    ]
     if column.better == 0 or len(found) < 2:
         return found
     best = max(found, key=lambda cell: column.merit(cell.value)).number
@@ -244,11 +314,21 @@ def _cells(comparison: Comparison, rows: Sequence[int], column: Column) -> list[
     return [replace(cell, best=cell.number == best != "n/a") for cell in found]
 
 
+# A comparison as text: Markdown for a pull request, LaTeX for a paper, CSV for a spreadsheet.
+
 ARROWS = {"down": "↓", "up": "↑"}
 CSV_HEADER = (
     *("recipe", "metric", "value", "low", "high"),
     *("baseline", "delta", "delta_low", "delta_high", "verdict", "n"),
 )
+
+
+def finding_text(cell: Cell, arrows: Mapping[str, str] = ARROWS) -> str:
+    """↓ better, ↑ worse, ... or nothing where the difference may be chance."""
+    if cell.finding is None:
+        return ""
+    direction, word = cell.finding
+    return f"{arrows[direction]} {word}"
 
 
 def markdown(
@@ -260,81 +340,54 @@ def markdown(
 
     Args:
         comparison: the rows.
-        blocks: their layout; without one, one line a recipe and the usual metrics.
+        blocks: their layout; without one, one line per recipe and the usual metrics.
         arrows: the marks for "down" and "up".
     """
-    if blocks is None:
-        blocks = [comparison_block(comparison, columns())]
-    parts = [_markdown_block(block, arrows) for block in blocks]
+
+    def text(cell: Cell) -> str:
+        number = f"**{cell.number}**" if cell.best else cell.number
+        return " ".join(filter(None, [number, cell.range, finding_text(cell, arrows)]))
+
+    parts = []
+    for block in blocks or [comparison_block(comparison, columns())]:
+        fitted = any(line.fitted for line in block.lines)
+        heads = (block.labels, *block.units, *(["fitted"] if fitted else []))
+        rows = tuple(
+            (
+                line.label if block.title else f"`{line.label}`",
+                *map(text, line.cells),
+                *([line.fitted] if fitted else []),
+            )
+            for line in block.lines
+        )
+        title = f"**{block.title}**\n\n" if block.title else ""
+        parts.append(title + Table(block.title, heads, rows).markdown(gap=" "))
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(comparison))]) + "\n"
 
 
-def _markdown_block(block: Block, arrows: Mapping[str, str]) -> str:
-    fitted = any(line.fitted for line in block.lines)
-    heads = [block.labels, *_headings(block), *(["fitted"] if fitted else [])]
-    rule = ["---", *("---:" for _ in block.headings), *(["---"] if fitted else [])]
-    rows = []
-    for line in block.lines:
-        cells = [_markdown_cell(cell, arrows) for cell in line.cells]
-        label = line.label if block.title else _code(line.label)
-        rows.append([label, *cells, *([line.fitted] if fitted else [])])
-    lines = ["| " + " | ".join(row) + " |" for row in [heads, rule, *rows]]
-    return "\n".join([f"**{block.title}**\n", *lines] if block.title else lines)
-
-
-def _code(text: str) -> str:
-    """A label as code; a bar inside would end the cell even there."""
-    return "`" + text.replace("|", "\\|") + "`"
-
-
-def _markdown_cell(cell: Cell, arrows: Mapping[str, str]) -> str:
-    number = f"**{cell.number}**" if cell.best else cell.number
-    return " ".join(filter(None, [number, cell.range, finding_text(cell, arrows)]))
-
-
-def finding_text(cell: Cell, arrows: Mapping[str, str] = ARROWS) -> str:
-    """↓ better, ↑ worse, ... or nothing where the difference may be chance."""
-    if cell.finding is None:
-        return ""
-    direction, word = cell.finding
-    return f"{arrows[direction]} {word}"
-
-
-def _headings(block: Block) -> list[str]:
-    """The headings with the units of the numbers below them."""
-    first = block.lines[0].cells
-    if block.title:
-        unit = " %" if first[0].column.percent else ""
-        return [heading + unit for heading in block.headings]
-    return [cell.column.unit for cell in first]
-
-
 def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
-    r"""A tabular a block, for a document with \usepackage{booktabs}; the notes are comments."""
-    if blocks is None:
-        blocks = [comparison_block(comparison, columns())]
-    head = "% needs \\usepackage{booktabs}\n"
+    r"""A tabular per block, for a document with \usepackage{booktabs}; the notes are comments."""
+
+    def text(cell: Cell) -> str:
+        number = f"\\textbf{{{cell.number}}}" if cell.best else cell.number
+        arrows = {"down": "$\\downarrow$", "up": "$\\uparrow$"}
+        small = " ".join(filter(None, [cell.range, finding_text(cell, arrows)]))
+        return f"{number} {{\\scriptsize {small}}}" if small else number
+
+    parts = []
+    for block in blocks or [comparison_block(comparison, columns())]:
+        width = 1 + len(block.headings)
+        rows = [f"\\begin{{tabular}}{{{'l'.ljust(width, 'r')}}}", "\\toprule"]
+        if block.title:
+            title = f"\\multicolumn{{{width}}}{{l}}{{{escaped(block.title)}}}"
+            rows += [f"{title} \\\\", "\\midrule"]
+        rows += [" & ".join(map(escaped, [block.labels, *block.units])) + " \\\\", "\\midrule"]
+        for line in block.lines:
+            label = escaped(line.label) if block.title else f"\\texttt{{{escaped(line.label)}}}"
+            rows.append(" & ".join([label, *map(text, line.cells)]) + " \\\\")
+        parts.append("\n".join([*rows, "\\bottomrule", "\\end{tabular}"]) + "\n")
     comments = "".join(f"% {note}\n" for note in notes(comparison))
-    return head + comments + "\n".join(map(_latex_block, blocks))
-
-
-def _latex_block(block: Block) -> str:
-    heads = [block.labels, *_headings(block)]
-    lines = [f"\\begin{{tabular}}{{l{'r' * len(block.headings)}}}", "\\toprule"]
-    if block.title:
-        lines += [f"\\multicolumn{{{len(heads)}}}{{l}}{{{escaped(block.title)}}} \\\\", "\\midrule"]
-    lines += [" & ".join(map(escaped, heads)) + " \\\\", "\\midrule"]
-    for line in block.lines:
-        label = escaped(line.label) if block.title else f"\\texttt{{{escaped(line.label)}}}"
-        lines.append(" & ".join([label, *map(_latex_cell, line.cells)]) + " \\\\")
-    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"]) + "\n"
-
-
-def _latex_cell(cell: Cell) -> str:
-    number = f"\\textbf{{{cell.number}}}" if cell.best else cell.number
-    arrows = {"down": "$\\downarrow$", "up": "$\\uparrow$"}
-    small = " ".join(filter(None, [cell.range, finding_text(cell, arrows)]))
-    return f"{number} {{\\scriptsize {small}}}" if small else number
+    return "% needs \\usepackage{booktabs}\n" + comments + "\n".join(parts)
 
 
 _LATEX = {
@@ -361,20 +414,17 @@ def as_csv(comparison: Comparison, shown: Sequence[Column] = tuple(COLUMNS.value
     write.writerow(CSV_HEADER)
     for index, row in enumerate(comparison):
         for column in shown:
-            found = comparison.difference(index, column.name)
             interval = row.scores.interval(column.name)
             values: list[Any] = [row.scores.metrics[column.name], interval.low, interval.high]
+            found = comparison.difference(index, column.name)
             more: list[Any] = [""] * 5
             if found is not None:
                 ends = found.interval.low, found.interval.high
                 more = [found.baseline, found.delta, *ends, found.verdict or ""]
-            cells = [row.recipe, column.name, *values, *more, row.scores.n]
-            write.writerow("" if _unknown(cell) else cell for cell in cells)
+            # Only NaN differs from itself.
+            known = ("" if value != value else value for value in [*values, *more])
+            write.writerow([row.recipe, column.name, *known, row.scores.n])
     return text.getvalue()
-
-
-def _unknown(value: object) -> bool:
-    return isinstance(value, float) and math.isnan(value)
 
 
 def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = True) -> list[str]:
@@ -386,7 +436,16 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
         findings: whether they are.
     """
     settings, n = comparison.settings, comparison[0].scores.n if len(comparison) else 0
-    found = [_how(settings, n)]
+    where = f"{settings['pack']}: " if settings.get("pack") else ""
+    way = "jointly" if settings.get("mode") == "joint" else "step by step"
+    fit, test = settings.get("fit_split"), settings.get("test_split")
+    if settings.get("folds"):
+        of = f" of {fit}" if fit else ""
+        text = f"cross-fitted {way} in {settings['folds']} folds, scored on all {n:,} rows{of}"
+    else:
+        text = f"fitted {way}{f' on {fit}' if fit else ''}, scored on {n:,} rows"
+        text += f" of {test}" if test else ""
+    found = [f"{where}{text}."]
     if settings.get("methods"):
         names = (f"{name} is {recipe}" for name, recipe in settings["methods"].items())
         found.append(f"{', '.join(names)}.")
@@ -403,16 +462,3 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
             "word: undecided."
         )
     return found
-
-
-def _how(settings: dict[str, Any], n: int) -> str:
-    where = f"{settings['pack']}: " if settings.get("pack") else ""
-    way = "jointly" if settings.get("mode") == "joint" else "step by step"
-    fit, test = settings.get("fit_split"), settings.get("test_split")
-    if settings.get("folds"):
-        of = f" of {fit}" if fit else ""
-        text = f"cross-fitted {way} in {settings['folds']} folds, scored on all {n:,} rows{of}"
-    else:
-        text = f"fitted {way}{f' on {fit}' if fit else ''}, scored on {n:,} rows"
-        text += f" of {test}" if test else ""
-    return f"{where}{text}."

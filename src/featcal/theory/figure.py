@@ -5,8 +5,8 @@ matplotlib is imported inside the functions alone, so that the numbers need none
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, final
 
@@ -14,98 +14,20 @@ import torch
 from torch import Tensor
 
 from featcal.core.checks import InputError
-from featcal.report.diagram import (
-    BLUE,
-    EDGE,
-    PURPLE,
-    TEXT,
-    VERMILLION,
-    own_style,
-    require_matplotlib,
-)
+from featcal.report import diagram
 from featcal.theory import printed
 from featcal.theory.forms import entropy_gain, entropy_gain_slope, positive, turning_point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
-# --- How the printed and the correct curves are drawn: hues, dashes and words that tell them
-# apart.
-
+SPAN, POINTS = (0.1, 3.0), 291  # of c; steps of a hundredth
 WIDTH, HEIGHT = 7.2, 3.5  # inches
 ROOM = 0.12  # of the height of the curves, above and below them
 Look = dict[str, Any]  # keywords of matplotlib's plot
-CORRECT: Look = {"color": BLUE, "linewidth": 2.2, "linestyle": "-"}
-PRINTED: Look = {"color": VERMILLION, "linewidth": 1.6, "linestyle": (0, (5, 2))}
-OF_PRINTED: Look = {"color": PURPLE, "linewidth": 1.8, "linestyle": (0, (1, 1.2))}
-Curves = list[tuple[str, Tensor, Look]]
-
-
-def two_panels(shown: PrintedAgainstCorrect) -> tuple[Axes, Axes]:
-    """A figure that pyplot does not know, in our own style."""
-    require_matplotlib()
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-        gains, slopes = figure.subplots(1, 2)
-        draw(shown, gains, slopes)
-    return gains, slopes
-
-
-def draw(shown: PrintedAgainstCorrect, gains: Axes, slopes: Axes) -> None:
-    """Draws Delta-H on one pair of axes and its derivatives on the other."""
-    of_gain: Curves = [
-        ("correct", shown.gain, CORRECT),
-        ("as printed, Eq. (9)", shown.printed_gain, PRINTED),
-    ]
-    of_slope: Curves = [
-        ("correct", shown.slope, CORRECT),
-        ("of Eq. (9), taken correctly", shown.slope_of_printed, OF_PRINTED),
-        ("as plotted, Eq. (12)", shown.plotted_slope, PRINTED),
-    ]
-    _panel(gains, shown, "entropy gain ΔH", of_gain)
-    _panel(slopes, shown, "derivative of ΔH in s", of_slope)
-
-
-def _panel(ax: Axes, shown: PrintedAgainstCorrect, what: str, curves: Curves) -> None:
-    ink = ax.xaxis.label.get_color()
-    ax.axhline(0, color=ink, linewidth=EDGE, zorder=1)
-    ax.axvline(shown.turning_point, color=ink, linewidth=1, linestyle=":", zorder=1)
-    for label, values, look in curves:
-        ax.plot(shown.sigmas.tolist(), values.tolist(), label=label, **look)
-    ax.set(xlim=(0, shown.sigmas[-1].item()), ylim=_limits(shown, curves))
-    _mark_turn(ax, shown, ink)
-    ax.set_title(f"{what}, c = {shown.c:g}", loc="left", size=TEXT + 1, weight="bold")
-    ax.set_xlabel("standard deviation s before the ReLU", size=TEXT)
-    ax.legend(loc="best", fontsize=TEXT, frameon=False, labelcolor=ink, handlelength=3)
-
-
-def _mark_turn(ax: Axes, shown: PrintedAgainstCorrect, ink: Any) -> None:  # noqa: ANN401 - a colour
-    ax.annotate(
-        f"s* = {shown.turning_point:.3g}",
-        (shown.turning_point, 0),
-        (3, 3),
-        ("data", "axes fraction"),
-        "offset points",
-        size=TEXT,
-        color=ink,
-        annotation_clip=True,
-    )
-
-
-def _limits(shown: PrintedAgainstCorrect, curves: Curves) -> tuple[float, float]:
-    """Room for 0 and for every curve from s*/2 on; the printed ones run to infinity below."""
-    values = torch.stack([values for _, values, _ in curves])
-    far = shown.sigmas >= 0.5 * shown.turning_point
-    seen = values[:, far] if bool(far.any()) else values
-    low, high = min(0.0, seen.min().item()), max(0.0, seen.max().item())
-    room = ROOM * (high - low)
-    return low - room, high + room
-
-
-SPAN, POINTS = (0.1, 3.0), 291  # of c; steps of a hundredth
+CORRECT: Look = {"color": diagram.BLUE, "linewidth": 2.2, "linestyle": "-"}
+PRINTED: Look = {"color": diagram.VERMILLION, "linewidth": 1.6, "linestyle": (0, (5, 2))}
+OF_PRINTED: Look = {"color": diagram.PURPLE, "linewidth": 1.8, "linestyle": (0, (1, 1.2))}
 
 
 @final
@@ -145,10 +67,14 @@ class PrintedAgainstCorrect:
         >>> [round(float(x), 3) for x in (shown.plotted_slope, shown.slope_of_printed, shown.slope)]
         [1.25, 0.272, -0.298]
         """
-        if not math.isfinite(c):
-            raise InputError(f"PrintedAgainstCorrect: c is {c!r}: give a finite number above 0")
         threshold = positive("PrintedAgainstCorrect", "c", c)
-        at = _deviations(c, sigmas)
+        if sigmas is None:
+            at = c * torch.linspace(*SPAN, POINTS, dtype=torch.float64)
+        else:
+            given = torch.as_tensor(sigmas, dtype=torch.float64).flatten()
+            at = positive("PrintedAgainstCorrect", "sigmas", given).sort().values
+        if at.numel() == 0:
+            raise InputError("PrintedAgainstCorrect: sigmas is empty: give at least one deviation")
         return cls(
             c=float(threshold),
             turning_point=turning_point(float(threshold)),
@@ -181,23 +107,51 @@ class PrintedAgainstCorrect:
             ax: a pair of axes, for Delta-H and for the derivatives; None makes a figure of its
                 own, which pyplot does not know: `plot().axes[0].figure`.
         """
-        if ax is None:
-            return replace(self, axes=two_panels(self))
-        count = len(ax) if hasattr(ax, "__len__") else 1
+        diagram.require_matplotlib()
+        from matplotlib.figure import Figure
+
+        count = 2 if ax is None else len(ax) if hasattr(ax, "__len__") else 1
         if count != 2:
             raise InputError(
-                f"PrintedAgainstCorrect: ax has {count} axes: give a pair, for Delta-H and for the "
-                "derivatives"
+                f"PrintedAgainstCorrect: ax has {count} axes: give a pair, for Delta-H and for "
+                "the derivatives"
             )
-        draw(self, ax[0], ax[1])
-        return replace(self, axes=(ax[0], ax[1]))
+        of_gain = [
+            ("correct", self.gain, CORRECT),
+            ("as printed, Eq. (9)", self.printed_gain, PRINTED),
+        ]
+        of_slope = [
+            ("correct", self.slope, CORRECT),
+            ("of Eq. (9), taken correctly", self.slope_of_printed, OF_PRINTED),
+            ("as plotted, Eq. (12)", self.plotted_slope, PRINTED),
+        ]
+        with diagram.own_style() if ax is None else nullcontext():
+            figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+            gains, slopes = figure.subplots(1, 2) if ax is None else ax
+            self._panel(gains, "entropy gain ΔH", of_gain)
+            self._panel(slopes, "derivative of ΔH in s", of_slope)
+        return replace(self, axes=(gains, slopes))
 
-
-def _deviations(c: float, sigmas: Tensor | Sequence[float] | None) -> Tensor:
-    """The deviations in increasing order."""
-    if sigmas is None:
-        return c * torch.linspace(*SPAN, POINTS, dtype=torch.float64)
-    given = torch.as_tensor(sigmas, dtype=torch.float64).flatten()
-    if given.numel() == 0:
-        raise InputError("PrintedAgainstCorrect: sigmas is empty: give at least one deviation")
-    return positive("PrintedAgainstCorrect", "sigmas", given).sort().values
+    def _panel(self, ax: Axes, what: str, curves: list[tuple[str, Tensor, Look]]) -> None:
+        ink, turn = ax.xaxis.label.get_color(), self.turning_point
+        ax.axhline(0, color=ink, linewidth=diagram.EDGE, zorder=1)
+        ax.axvline(turn, color=ink, linewidth=1, linestyle=":", zorder=1)
+        for label, values, look in curves:
+            ax.plot(self.sigmas.tolist(), values.tolist(), label=label, **look)
+        # Room for 0 and for every curve from s*/2 on; the printed ones run to infinity below.
+        seen = torch.stack([values for _, values, _ in curves])
+        far = self.sigmas >= 0.5 * turn
+        seen = seen[:, far] if bool(far.any()) else seen
+        low, high = min(0.0, seen.min().item()), max(0.0, seen.max().item())
+        room = ROOM * (high - low)
+        ax.set(xlim=(0, self.sigmas[-1].item()), ylim=(low - room, high + room))
+        ax.annotate(
+            f"s* = {turn:.3g}",
+            *((turn, 0), (3, 3), ("data", "axes fraction"), "offset points"),
+            size=diagram.TEXT,
+            color=ink,
+            annotation_clip=True,
+        )
+        ax.set_title(f"{what}, c = {self.c:g}", loc="left", size=diagram.TEXT + 1, weight="bold")
+        ax.set_xlabel("standard deviation s before the ReLU", size=diagram.TEXT)
+        ax.legend(loc="best", fontsize=diagram.TEXT, frameon=False, labelcolor=ink, handlelength=3)

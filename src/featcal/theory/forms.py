@@ -4,6 +4,9 @@ Z ~ N(0, s^2) is what enters the ReLU, X = max(Z, 0) the feature and min(X, c) t
 are mixed variables: atoms of mass p count -p log p, the density f counts -integral f log f (natural
 logarithms). The model is that of the paper this package follows, "Feature Clipping for Uncertainty
 Calibration"; what the paper printed is in `featcal.theory.printed`.
+
+Everything is written with what lies beyond t in a standard normal, `Tail`: exact far out, where
+1 - Phi(t) has long underflowed.
 """
 
 from __future__ import annotations
@@ -20,24 +23,69 @@ from torch import Tensor
 
 from featcal.core.checks import InputError
 
-# --- What lies beyond t in a standard normal, exact far out, where 1 - Phi(t) has long
-# underflowed.
-#
-# Everything is written with the Mills ratio m(t) = P(Z > t) / phi(t), which never underflows, and
-# with the mean excess a(t) = E[Z - t | Z > t] = 1/m - t. Far out that difference cancels, and
-# Laplace's continued fraction gives it as a sum of positive terms.
-
 ROOT_HALF = math.sqrt(0.5)
+HALF_LOG_2 = 0.5 * math.log(2)
 LOG_ROOT_2PI = 0.5 * math.log(2 * math.pi)
 NEAREST, FARTHEST = 1e-300, 1e154  # t > 0, and t^2 is finite
-# From FAR on, DEPTH terms of the continued fraction are exact to the last bit.
-FAR, DEPTH = 3.0, 60
+FAR, DEPTH = 3.0, 60  # from FAR on, DEPTH terms of the continued fraction are exact to the last bit
+STEPS = 100  # of Newton's method; a handful is enough, bisection alone would need about 60
+PRECISE = 1e-15
+
+Real = float | Tensor
+
+
+class Formula(Protocol):
+    """A function of positive numbers: floats give a float, anything else a float64 tensor."""
+
+    # They overlap because a float is a Real too; the first one is then the one that counts.
+    @overload
+    def __call__(self, *args: float, **kwargs: float) -> float: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, *args: Real, **kwargs: Real) -> Tensor: ...
+
+
+def elementwise(formula: Callable[..., Tensor]) -> Formula:
+    """Makes a formula written for tensors take floats as well, and checks its arguments."""
+    signature = inspect.signature(formula)
+
+    @functools.wraps(formula)
+    def function(*args: Real, **kwargs: Real) -> Real:
+        given = signature.bind(*args, **kwargs).arguments
+        values = {name: positive(formula.__name__, name, value) for name, value in given.items()}
+        found = formula(**values)
+        plain = all(isinstance(value, int | float) for value in given.values())
+        return float(found) if plain else found
+
+    return cast(Formula, function)
+
+
+def positive(function: str, name: str, value: Real) -> Tensor:
+    """The value in float64, refused unless it is above 0; only a threshold c may be infinite.
+
+    >>> positive("entropy_gain", "s", 0.0)
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: entropy_gain: s is 0.0: give finite numbers above 0
+    """
+    try:
+        numbers = torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{function}: {name} is {value!r}: give a number or a tensor") from error
+    good = numbers > 0 if name == "c" else (numbers > 0) & numbers.isfinite()
+    if not bool(good.all()):
+        kind = "numbers" if name == "c" else "finite numbers"
+        wrong = float(numbers[~good].flatten()[0])
+        raise InputError(f"{function}: {name} is {wrong!r}: give {kind} above 0")
+    return numbers
 
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class Tail:
     """A standard normal Z beyond t, elementwise, in float64.
+
+    The Mills ratio m(t) = P(Z > t) / phi(t) never underflows. The mean excess is a = 1/m - t; far
+    out that difference cancels, and Laplace's continued fraction gives it as a sum of positive
+    terms: m = 1 / (t + a), a = 1 / (t + b) and b = 2 / (t + 3 / (t + 4 / ...)).
 
     Attributes:
         at: t.
@@ -58,10 +106,12 @@ class Tail:
         """The tail beyond t > 0."""
         t = t.clamp(NEAREST, FARTHEST)
         near = t.clamp(max=FAR)
-        mills = mills_ratio(near)
+        mills = math.sqrt(math.pi / 2) * torch.special.erfcx(ROOT_HALF * near)
         excess = 1 / mills - near
         second = 1 / excess - near
-        far_second = _continued(t.clamp(min=FAR))
+        far_second, away = torch.zeros_like(t), t.clamp(min=FAR)
+        for term in range(DEPTH, 1, -1):
+            far_second = term / (away + far_second)
         far_excess = 1 / (t + far_second)
         far = t > FAR
         return cls(
@@ -88,140 +138,12 @@ class Tail:
         return self.mills.log() + 0.5 + 0.5 * self.at * self.excess
 
 
-def mills_ratio(t: Tensor) -> Tensor:
-    """m(t) = P(Z > t) / phi(t) = sqrt(pi / 2) erfcx(t / sqrt 2), from sqrt(pi / 2) at 0 to 1/t."""
-    scaled: Tensor = torch.special.erfcx(ROOT_HALF * t)
-    return math.sqrt(math.pi / 2) * scaled
-
-
 def half_mass(t: Tensor) -> Tensor:
     """P(0 < Z < t), without the cancellation of Phi(t) - 1/2."""
     return 0.5 * torch.erf(ROOT_HALF * t)
 
 
-def _continued(t: Tensor) -> Tensor:
-    """b(t) = 2 / (t + 3 / (t + 4 / ...)), where m = 1 / (t + a) and a = 1 / (t + b)."""
-    fraction = torch.zeros_like(t)
-    for term in range(DEPTH, 1, -1):
-        fraction = term / (t + fraction)
-    return fraction
-
-
-# --- Formulas written for tensors, and given floats as well: every argument checked in one way.
-
-Real = float | Tensor
-
-
-# Each is two signatures, floats to a float and anything else to a tensor. They overlap because a
-# float is a Real too; the first one is then the one that counts.
-class OfScale(Protocol):
-    """A function of the standard deviation s."""
-
-    @overload
-    def __call__(self, s: float) -> float: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, s: Real) -> Tensor: ...
-
-
-class OfThreshold(Protocol):
-    """A function of the threshold c."""
-
-    @overload
-    def __call__(self, c: float) -> float: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, c: Real) -> Tensor: ...
-
-
-class OfBoth(Protocol):
-    """A function of the threshold c and the standard deviation s."""
-
-    @overload
-    def __call__(self, c: float, s: float) -> float: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, c: Real, s: Real) -> Tensor: ...
-
-
-class OfScaled(Protocol):
-    """A function of c, s and the factor by which both are multiplied."""
-
-    @overload
-    def __call__(self, c: float, s: float, factor: float) -> float: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, c: Real, s: Real, factor: Real) -> Tensor: ...
-
-
-class OfPair(Protocol):
-    """A function of c and two standard deviations, the smaller one first."""
-
-    @overload
-    def __call__(self, c: float, s_low: float, s_high: float) -> float: ...  # type: ignore[overload-overlap]
-    @overload
-    def __call__(self, c: Real, s_low: Real, s_high: Real) -> Tensor: ...
-
-
-def of_scale(formula: Callable[[Tensor], Tensor]) -> OfScale:
-    """Makes a formula of s take floats and tensors."""
-    return cast(OfScale, _elementwise(formula))
-
-
-def of_threshold(formula: Callable[[Tensor], Tensor]) -> OfThreshold:
-    """Makes a formula of c take floats and tensors."""
-    return cast(OfThreshold, _elementwise(formula))
-
-
-def of_both(formula: Callable[[Tensor, Tensor], Tensor]) -> OfBoth:
-    """Makes a formula of c and s take floats and tensors."""
-    return cast(OfBoth, _elementwise(formula))
-
-
-def of_scaled(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> OfScaled:
-    """Makes a formula of c, s and a factor take floats and tensors."""
-    return cast(OfScaled, _elementwise(formula))
-
-
-def of_pair(formula: Callable[[Tensor, Tensor, Tensor], Tensor]) -> OfPair:
-    """Makes a formula of c and two deviations take floats and tensors."""
-    return cast(OfPair, _elementwise(formula))
-
-
-def _elementwise(formula: Callable[..., Tensor]) -> Callable[..., Real]:
-    """Floats give a float; tensors broadcast and give a float64 tensor."""
-    signature = inspect.signature(formula)
-
-    @functools.wraps(formula)
-    def function(*args: Real, **kwargs: Real) -> Real:
-        given = signature.bind(*args, **kwargs).arguments
-        values = {name: positive(formula.__name__, name, value) for name, value in given.items()}
-        found = formula(**values)
-        plain = all(isinstance(value, int | float) for value in given.values())
-        return float(found) if plain else found
-
-    return function
-
-
-def positive(function: str, name: str, value: Real) -> Tensor:
-    """The value in float64, refused unless it is above 0; only a threshold c may be infinite.
-
-    >>> positive("entropy_gain", "s", 0.0)
-    Traceback (most recent call last):
-    featcal.core.checks.InputError: entropy_gain: s is 0.0: give finite numbers above 0
-    """
-    try:
-        numbers = torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{function}: {name} is {value!r}: give a number or a tensor") from error
-    good = numbers > 0 if name == "c" else (numbers > 0) & numbers.isfinite()
-    if not bool(good.all()):
-        kind = "numbers" if name == "c" else "finite numbers"
-        wrong = float(numbers[~good].flatten()[0])
-        raise InputError(f"{function}: {name} is {wrong!r}: give {kind} above 0")
-    return numbers
-
-
-HALF_LOG_2 = 0.5 * math.log(2)
-
-
-@of_scale
+@elementwise
 def rectified_entropy(s: Tensor) -> Tensor:
     """H(X) = (1/2) log 2 + (1/2) log(s sqrt(2 pi)) + 1/4.
 
@@ -231,7 +153,7 @@ def rectified_entropy(s: Tensor) -> Tensor:
     return HALF_LOG_2 + 0.5 * (s.log() + LOG_ROOT_2PI) + 0.25
 
 
-@of_both
+@elementwise
 def clipped_entropy(c: Tensor, s: Tensor) -> Tensor:
     """H(min(X, c)), with u = P(0 < X < c), v = P(X > c) and t = c/s.
 
@@ -247,7 +169,7 @@ def clipped_entropy(c: Tensor, s: Tensor) -> Tensor:
     return atoms + inside * (s.log() + LOG_ROOT_2PI) + 0.5 * (inside - tail.at * tail.density)
 
 
-@of_both
+@elementwise
 def tail_entropy(c: Tensor, s: Tensor) -> Tensor:
     """h(X | X > c), the differential entropy of what clipping takes away, in closed form.
 
@@ -257,7 +179,7 @@ def tail_entropy(c: Tensor, s: Tensor) -> Tensor:
     return s.log() + Tail.beyond(c / s).entropy
 
 
-@of_both
+@elementwise
 def entropy_gain(c: Tensor, s: Tensor) -> Tensor:
     """Delta-H = H(min(X, c)) - H(X) = -P(X > c) h(X | X > c).
 
@@ -271,7 +193,7 @@ def entropy_gain(c: Tensor, s: Tensor) -> Tensor:
     return -tail.mass * (s.log() + tail.entropy)
 
 
-@of_both
+@elementwise
 def entropy_gain_slope(c: Tensor, s: Tensor) -> Tensor:
     """The slope d Delta-H / ds = -(phi(t) / s) (t (log(s m(t)) + 1) + m(t)), t = c/s.
 
@@ -285,7 +207,7 @@ def entropy_gain_slope(c: Tensor, s: Tensor) -> Tensor:
     return -tail.density / s * bracket
 
 
-@of_scaled
+@elementwise
 def rescaled_entropy_gain(c: Tensor, s: Tensor, factor: Tensor) -> Tensor:
     """Delta-H of the same features in other units: both c and s times a factor.
 
@@ -302,7 +224,7 @@ def rescaled_entropy_gain(c: Tensor, s: Tensor, factor: Tensor) -> Tensor:
     return -tail.mass * (s.log() + tail.entropy + factor.log())
 
 
-@of_pair
+@elementwise
 def tipping_factor(c: Tensor, s_low: Tensor, s_high: Tensor) -> Tensor:
     """The unit at which the order of two deviations s_low < s_high turns.
 
@@ -328,20 +250,12 @@ def tipping_factor(c: Tensor, s_low: Tensor, s_high: Tensor) -> Tensor:
     return torch.exp(difference / torch.expm1(log_ratio))
 
 
-# --- Where Delta-H stops growing with s: the true place of the paper's ordering.
-#
-# With t = c/s, m the Mills ratio and r(t) = m(t)/t, the slope of Delta-H has the sign of
-# -(log c + log r + 1 + r). As r falls from infinity to 0, there is exactly one root: r e^r = 1/(e
-# c).
-# Delta-H grows with s up to there and falls beyond, for every c.
-
-STEPS = 100  # a handful is enough; bisection alone would need about 60
-PRECISE = 1e-15
-
-
-@of_threshold
+@elementwise
 def turning_point(c: Tensor) -> Tensor:
-    """s*(c): Delta-H increases in s below it and decreases above it.
+    """s*(c): Delta-H increases in s below it and decreases above it, for every c.
+
+    With t = c/s, m the Mills ratio and r(t) = m(t)/t, the slope of Delta-H has the sign of
+    -(log c + log r + 1 + r). As r falls from infinity to 0, there is one root: r e^r = 1 / (e c).
 
     About sqrt(c / e) for large c, and for small c about c sqrt(2 / pi) (1 + W(1 / (e c))), where W
     is Lambert's function; to leading order c sqrt(2 / pi) log(1 / c). The share s*/c falls
@@ -398,14 +312,13 @@ def _log_ratio(at: Tensor, log_share: Tensor) -> tuple[Tensor, Tensor]:
     return tail.mills.log() - at - log_share, -1 - tail.at * tail.excess
 
 
-# --- What clipping removes from a rectified normal feature, in measures that do grow with s.
-#
-# Two features are put in the same order in every unit: the clipped mass and the relative energy
-# depend on c/s alone, and the energy is multiplied by the same number for both. All three grow with
-# s, everywhere, and their slopes show it: each is a product of positive factors.
+# What clipping removes, in measures that do grow with s. Two features are put in the same order in
+# every unit: the clipped mass and the relative energy depend on c/s alone, and the energy is
+# multiplied by the same number for both. All three grow with s, everywhere, and their slopes show
+# it: each is a product of positive factors.
 
 
-@of_both
+@elementwise
 def clipped_mass(c: Tensor, s: Tensor) -> Tensor:
     """P(X > c), from 0 to 1/2.
 
@@ -415,7 +328,7 @@ def clipped_mass(c: Tensor, s: Tensor) -> Tensor:
     return Tail.beyond(c / s).mass
 
 
-@of_both
+@elementwise
 def log_clipped_mass(c: Tensor, s: Tensor) -> Tensor:
     """The logarithm of P(X > c), finite where the mass itself underflows.
 
@@ -425,14 +338,14 @@ def log_clipped_mass(c: Tensor, s: Tensor) -> Tensor:
     return Tail.beyond(c / s).log_mass
 
 
-@of_both
+@elementwise
 def clipped_mass_slope(c: Tensor, s: Tensor) -> Tensor:
     """The slope d P(X > c) / ds = t phi(t) / s, t = c/s."""
     tail = Tail.beyond(c / s)
     return tail.density * tail.at / s
 
 
-@of_both
+@elementwise
 def energy_removed(c: Tensor, s: Tensor) -> Tensor:
     """E[(X - c)+^2] = s^2 ((1 + t^2) P(X > c) - t phi(t)), t = c/s.
 
@@ -445,19 +358,19 @@ def energy_removed(c: Tensor, s: Tensor) -> Tensor:
     return s * s * _excess_energy(tail)
 
 
-@of_both
+@elementwise
 def energy_removed_slope(c: Tensor, s: Tensor) -> Tensor:
     """The slope d E[(X - c)+^2] / ds = 2 s P(X > c)."""
     return 2 * s * Tail.beyond(c / s).mass
 
 
-@of_both
+@elementwise
 def relative_energy_removed(c: Tensor, s: Tensor) -> Tensor:
     """E[(X - c)+^2] / E[X^2], from 0 to 1: the energy removed, of that which was there."""
     return 2 * _excess_energy(Tail.beyond(c / s))
 
 
-@of_both
+@elementwise
 def relative_energy_removed_slope(c: Tensor, s: Tensor) -> Tensor:
     """The slope of the relative energy, 4 (t / s) (phi(t) - t P(X > c)), t = c/s."""
     tail = Tail.beyond(c / s)

@@ -12,13 +12,13 @@ import math
 import torch
 from torch import Tensor
 
-from featcal.theory.forms import Tail, half_mass, of_both, of_scale
+from featcal.theory.forms import Tail, elementwise, half_mass
 
 LOG_2PIE = math.log(2 * math.pi * math.e)
 LOG_PIE = math.log(math.pi * math.e)
 
 
-@of_both
+@elementwise
 def truncated_entropy(c: Tensor, s: Tensor) -> Tensor:
     """H_c(x; 0, s, 0, c) of Eq. (3): log sqrt(2 pi e s Z) - t phi(t) / (2 Z), Z = Phi(t) - 1/2.
 
@@ -29,7 +29,7 @@ def truncated_entropy(c: Tensor, s: Tensor) -> Tensor:
     return 0.5 * (LOG_2PIE + s.log() + z.log()) - tail.at * tail.density / (2 * z)
 
 
-@of_both
+@elementwise
 def appendix_truncated_entropy(c: Tensor, s: Tensor) -> Tensor:
     """H_c as the appendix differentiates it: log sqrt(2 pi e s^2 Z) - t phi(t) / (2 Z), Z = Phi(t).
 
@@ -40,7 +40,7 @@ def appendix_truncated_entropy(c: Tensor, s: Tensor) -> Tensor:
     return 0.5 * (LOG_2PIE + z.log()) + s.log() - tail.at * tail.density / (2 * z)
 
 
-@of_both
+@elementwise
 def appendix_truncated_entropy_slope(c: Tensor, s: Tensor) -> Tensor:
     """The slope d H_c / ds of the appendix, before Eq. (12): right for the appendix's own H_c."""
     tail = Tail.beyond(c / s)
@@ -49,7 +49,7 @@ def appendix_truncated_entropy_slope(c: Tensor, s: Tensor) -> Tensor:
     return (1 - t * phi / (2 * z) - quotient) / s
 
 
-@of_scale
+@elementwise
 def rectified_entropy(s: Tensor) -> Tensor:
     """H(x) of Eq. (5): -log(1/2) - (1/2) log sqrt(pi e s).
 
@@ -58,27 +58,28 @@ def rectified_entropy(s: Tensor) -> Tensor:
     return math.log(2) - 0.25 * (LOG_PIE + s.log())
 
 
-@of_both
+@elementwise
 def clipped_entropy(c: Tensor, s: Tensor) -> Tensor:
     """The entropy of the clipped feature, Eq. (8), with H_c of Eq. (3)."""
-    mass, log_mass, inside = _parts(c, s)
+    tail = Tail.beyond(c / s)
+    inside = half_mass(tail.at)
     discrete = 1.5 - (0.5 + inside)
     return (
         -torch.xlogy(discrete, discrete)
         - torch.xlogy(inside, inside)
         - 0.5 * torch.log(0.5 / discrete)
-        - mass * (log_mass - discrete.log())
+        - tail.mass * (tail.log_mass - discrete.log())
         + inside * truncated_entropy(c, s)
     )
 
 
-@of_both
+@elementwise
 def entropy_gain(c: Tensor, s: Tensor) -> Tensor:
     """Delta-H of Eq. (9), printed again as Eq. (11), with H_c of Eq. (3)."""
     return _gain(c, s, truncated_entropy(c, s))
 
 
-@of_both
+@elementwise
 def entropy_gain_slope(c: Tensor, s: Tensor) -> Tensor:
     """The derivative in s of Eq. (9) with Eq. (3), by the product rule; the paper has no such line.
 
@@ -92,13 +93,13 @@ def entropy_gain_slope(c: Tensor, s: Tensor) -> Tensor:
     return _log_odds_slope(c, s) - t * phi / s * truncated_entropy(c, s) + inner + 0.25 / s
 
 
-@of_both
+@elementwise
 def appendix_entropy_gain(c: Tensor, s: Tensor) -> Tensor:
     """Delta-H of Eq. (11) read with the appendix's own H_c."""
     return _gain(c, s, appendix_truncated_entropy(c, s))
 
 
-@of_both
+@elementwise
 def appendix_entropy_gain_slope(c: Tensor, s: Tensor) -> Tensor:
     """The derivative of `appendix_entropy_gain`: Eq. (12) with the product rule put back.
 
@@ -111,7 +112,7 @@ def appendix_entropy_gain_slope(c: Tensor, s: Tensor) -> Tensor:
     return _log_odds_slope(c, s) - lost + product + 0.25 / s
 
 
-@of_both
+@elementwise
 def plotted_slope(c: Tensor, s: Tensor) -> Tensor:
     """Eq. (12), the derivative the appendix plots and calls positive for every s.
 
@@ -125,11 +126,12 @@ def plotted_slope(c: Tensor, s: Tensor) -> Tensor:
 
 
 def _gain(c: Tensor, s: Tensor, truncated: Tensor) -> Tensor:
-    mass, log_mass, inside = _parts(c, s)
+    tail = Tail.beyond(c / s)
+    inside = half_mass(tail.at)
     return (
         -torch.xlogy(inside, inside)
         + 0.5 * math.log(0.5)
-        - mass * log_mass
+        - tail.mass * tail.log_mass
         + inside * truncated
         + 0.25 * (LOG_PIE + s.log())
     )
@@ -139,9 +141,3 @@ def _log_odds_slope(c: Tensor, s: Tensor) -> Tensor:
     """log((Phi - 1/2) / (1 - Phi)) phi(t) t / s, the first line of Eq. (12)."""
     tail = Tail.beyond(c / s)
     return (half_mass(tail.at).log() - tail.log_mass) * tail.density * tail.at / s
-
-
-def _parts(c: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """1 - Phi(t), its logarithm, and Phi(t) - 1/2."""
-    tail = Tail.beyond(c / s)
-    return tail.mass, tail.log_mass, half_mass(tail.at)

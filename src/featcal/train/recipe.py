@@ -82,8 +82,7 @@ class Recipe:
         _check_range("weight_decay", self.weight_decay)
         _check_range("mixup", self.mixup)
         _check_range("smoothing", self.smoothing, below=1.0)
-        if self.clip_norm is not None:
-            _check_range("clip_norm", self.clip_norm, above=0.0)
+        _check_range("clip_norm", 1.0 if self.clip_norm is None else self.clip_norm, above=0.0)
         if not isinstance(self.drops, tuple) or any(not 0 < drop <= 1 for drop in self.drops):
             raise InputError(f"recipe: drops is {self.drops}: give a tuple of parts of the run")
 
@@ -179,9 +178,8 @@ def _check_range(
         raise InputError(f"recipe: {key} is {value!r}: give a number {limit}{end}")
 
 
-# --- What happens to which row, decided before an epoch begins from the seed and the epoch alone.
-#
-# So a run that was killed goes on with the very rows, shifts and mirrors it would have had, and the
+# What happens to which row is decided before an epoch begins, from the seed and the epoch alone. So
+# a run that was killed goes on with the very rows, shifts and mirrors it would have had, and the
 # same run on another device sees the same images. Nothing here touches the global random state.
 
 MARGIN = 4  # pixels of zeros around an image, and the furthest it is shifted
@@ -231,7 +229,11 @@ class Plan:
         mirror = torch.rand(rows, generator=random) < 0.5
         if not recipe.augment:
             shift, mirror = torch.full_like(shift, MARGIN), torch.zeros_like(mirror)
-        weight = _mixing(recipe, epoch, -(-rows // recipe.batch))
+        weight = torch.ones(-(-rows // recipe.batch))  # one per step, for its whole batch
+        if recipe.mixup:  # torch's own sampler takes no generator
+            beta = np.random.default_rng((recipe.seed, epoch)).beta
+            drawn = beta(recipe.mixup, recipe.mixup, len(weight))
+            weight = torch.from_numpy(drawn).float()
         return cls(Rows(order, shift, mirror, weight), recipe.batch)
 
     def __len__(self) -> int:
@@ -247,11 +249,3 @@ class Plan:
         for step in range(first, len(self)):
             part = slice(step * self.batch, (step + 1) * self.batch)
             yield Rows(images[part], shift[part], mirror[part], weight[step])
-
-
-def _mixing(recipe: Recipe, epoch: int, steps: int) -> Tensor:
-    """A draw of Beta(alpha, alpha) for every step, one for a whole batch; 1 without mixing."""
-    if recipe.mixup == 0:
-        return torch.ones(steps)
-    random = np.random.default_rng((recipe.seed, epoch))  # torch's own sampler takes no generator
-    return torch.from_numpy(random.beta(recipe.mixup, recipe.mixup, steps)).float()

@@ -1,4 +1,7 @@
-"""Everything a run needs to go on as if it had never stopped, in one safetensors file."""
+"""The folder of a run: its checkpoint, who may write there, when it is taken, and Ctrl-C.
+
+A checkpoint is one safetensors file with all that a run needs to go on as if it had never stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,34 +22,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from featcal.core.checks import InputError
+from featcal.core.checks import ArgumentError, InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked, new_file
-from featcal.datasets import Images, Splits
+from featcal.datasets import Splits
 
-FILE = "checkpoint.safetensors"
+CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "model.safetensors"
+RECORD, PACK = "run.json", "pack"
 FORMAT = 2
 KEY = "featcal.train"
 NAMED = 5  # differences of two runs; of more it is enough to know that there are
 REMEDY = "choose another folder, or remove this one"
 HASHED = 2**28  # bytes of pixels: all of CIFAR, in a fifth of a second; of more, a spread sample
-
-
-@final
-class OtherRun(InputError):
-    """A checkpoint of a run with other settings."""
-
-    def __init__(self, path: Path, differences: dict[str, tuple[Any, Any]]) -> None:
-        self.path, self.differences = path, differences
-        super().__init__(self.sentence(str))
-
-    def sentence(self, name_of: Callable[[str], str]) -> str:
-        """What the file has and the run has not, by the names the reader knows it under."""
-        told = [
-            f"{name_of(key)} = {theirs}, not {ours}"
-            for key, (theirs, ours) in self.differences.items()
-        ]
-        more = f" and {len(told) - NAMED} more" if len(told) > NAMED else ""
-        return f"{self.path} is of a run with {'; '.join(told[:NAMED])}{more}: {REMEDY}"
+# Ctrl-C; what Slurm and docker send before they kill; a terminal that was closed.
+SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @final
@@ -79,9 +67,10 @@ class Checkpoint:
         images: the fingerprints of its images; a file with others is refused.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], images: dict[str, str]) -> None:
-        self.path, self.images = folder / FILE, images
+    def __init__(self, folder: Path, settings: dict[str, Any], splits: Splits) -> None:
+        self.path = folder / CHECKPOINT
         self.settings = json.loads(json.dumps(settings))  # as they will be read back
+        self.images = fingerprints(splits)
 
     def save(
         self,
@@ -91,18 +80,26 @@ class Checkpoint:
         position: Position,
     ) -> None:
         """Writes the state in place of the one before."""
-        tensors = {f"model.{key}": value for key, value in model.state_dict().items()}
+        groups: dict[str, dict[str, Any]] = {"model": model.state_dict(), "loss": loss}
         for index, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{index}.{key}": torch.as_tensor(v) for key, v in state.items()}
-        tensors |= {f"loss.{key}": value for key, value in loss.items()}
-        tensors |= {f"random.{key}": value for key, value in _random_state().items()}
+            groups[f"optimizer.{index}"] = state
+        # For networks that draw random numbers of their own, such as for dropout.
+        groups["random"] = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_available():
+            groups["random"]["cuda"] = torch.cuda.get_rng_state()
+        # Copies: safetensors refuses tensors that share memory, such as tied weights.
+        tensors = {
+            f"{group}.{key}": torch.as_tensor(value)
+            .detach()
+            .cpu()
+            .clone(memory_format=torch.contiguous_format)
+            for group, values in groups.items()
+            for key, value in values.items()
+        }
         about = {"format": FORMAT, "settings": self.settings, "images": self.images}
         about["position"] = vars(position)
-        # Copies: safetensors refuses tensors that share memory, such as tied weights.
-        plain = torch.contiguous_format
-        copies = {k: v.detach().cpu().clone(memory_format=plain) for k, v in tensors.items()}
         with new_file(self.path, overwrite=True) as temporary:
-            save_file(copies, temporary, {KEY: json.dumps(about)})
+            save_file(tensors, temporary, {KEY: json.dumps(about)})
 
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -115,59 +112,73 @@ class Checkpoint:
         if not self.path.exists():
             return None
         try:
+            about = said_in(self.path)
             with safe_open(self.path, "pt") as file:
-                about = _said(file)
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, ValueError) as error:
-            raise self._refused(f"cannot be read ({error})") from error
+            raise InputError(f"{self.path} cannot be read ({error}): {REMEDY}") from error
         self._check(about)
+
+        def group(name: str) -> dict[str, Tensor]:
+            start = f"{name}."
+            found = {key: value for key, value in tensors.items() if key.startswith(start)}
+            return {key.removeprefix(start): value for key, value in found.items()}
+
         try:
-            model.load_state_dict(_under("model", tensors))
+            model.load_state_dict(group("model"))
         except RuntimeError as error:
-            raise self._refused("is of another network") from error
-        _restore_optimizer(optimizer, _under("optimizer", tensors))
-        _set_random_state(_under("random", tensors))
+            raise InputError(f"{self.path} is of another network: {REMEDY}") from error
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in group("optimizer").items():
+            index, _, name = key.partition(".")
+            state.setdefault(int(index), {})[name] = value
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for weight, kept in optimizer.state.items():
+            for key, value in kept.items():
+                if value.shape == weight.shape:  # in the weight's own order of memory, as it was
+                    kept[key] = torch.empty_like(weight).copy_(value)
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["random.cuda"])
         found = about["position"]
-        return Position(**{**found, "history": tuple(found["history"])}), _under("loss", tensors)
+        return Position(**{**found, "history": tuple(found["history"])}), group("loss")
 
     def _check(self, about: Any) -> None:  # noqa: ANN401 - JSON
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise self._refused("is no checkpoint of this version of featcal train")
+            raise InputError(
+                f"{self.path} is no checkpoint of this version of featcal train: {REMEDY}"
+            )
         theirs, ours = _flat(about["settings"]), _flat(self.settings)
-        pairs = {key: (theirs.get(key), ours.get(key)) for key in sorted({*theirs, *ours})}
-        others = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-        if others:
-            raise OtherRun(self.path, others)
+        keys = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
+        if keys:
+            told = [f"<{key}> = {theirs.get(key)}, not {ours.get(key)}" for key in keys[:NAMED]]
+            more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+            raise ArgumentError(f"{self.path} is of a run with {'; '.join(told)}{more}: {REMEDY}")
         for part, found in self.images.items():
             if about["images"].get(part) != found:
-                raise self._refused(f"is of a run with other images in {part.replace('_', ' ')}")
-
-    def _refused(self, why: str) -> InputError:
-        return InputError(f"{self.path} {why}: {REMEDY}")
+                which = part.replace("_", " ")
+                raise InputError(f"{self.path} is of a run with other images in {which}: {REMEDY}")
 
 
 def said_in(path: Path) -> Any:  # noqa: ANN401 - JSON
     """What a checkpoint says of its run, without its tensors; None for another file."""
     with safe_open(path, "pt") as file:
-        return _said(file)
-
-
-def _said(file: Any) -> Any:  # noqa: ANN401 - an open file of safetensors has no public type
-    return json.loads((file.metadata() or {}).get(KEY, "null"))
+        return json.loads((file.metadata() or {}).get(KEY, "null"))
 
 
 def fingerprints(splits: Splits) -> dict[str, str]:
     """A hash of the images a run trains on, watches and adapts to, and of their labels."""
-    parts = {"train": splits.train, "val": splits.val, "held_out": splits.held_out}
-    return {part: _fingerprint(images) for part, images in parts.items() if images is not None}
-
-
-def _fingerprint(images: Images) -> str:
-    every = -(-images.pixels.numel() // HASHED)
-    found = hashlib.sha256()
-    for tensor in (images.labels, images.pixels[::every]):
-        found.update(tensor.cpu().contiguous().numpy().data)
-    return found.hexdigest()[:16]
+    found = {}
+    for part in ("train", "val", "held_out"):
+        images = getattr(splits, part)
+        if images is not None:
+            every = -(-images.pixels.numel() // HASHED)
+            digest = hashlib.sha256()
+            for tensor in (images.labels, images.pixels[::every]):
+                digest.update(tensor.cpu().contiguous().numpy().data)
+            found[part] = digest.hexdigest()[:16]
+    return found
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
@@ -181,68 +192,19 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}."
-    return {key[len(start) :]: value for key, value in tensors.items() if key.startswith(start)}
-
-
-def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in tensors.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
-    for weight, kept in optimizer.state.items():
-        for key, value in kept.items():
-            if value.shape == weight.shape:  # in the weight's own order of memory, as it was
-                kept[key] = torch.empty_like(weight).copy_(value)
-
-
-def _random_state() -> dict[str, Tensor]:
-    """For networks that draw random numbers of their own, such as for dropout."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def _set_random_state(state: dict[str, Tensor]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-# --- The folder of a run: what lies in it, who may write there, and when it is taken.
-
-WEIGHTS, RECORD, PACK = "model.safetensors", "run.json", "pack"
-
-
 def check_unfinished(folder: Path) -> None:
     """Refuses a folder that holds a finished run: nothing is trained that could not be written."""
     if (folder / RECORD).exists():
         raise InputError(f"{folder} holds a finished run ({RECORD}): {REMOVE}")
 
 
-def check_place(folder: Path) -> None:
-    """Refuses a folder that no checkpoint can be kept in."""
-    if not folder.is_dir():
-        raise InputError(f"folder {folder} does not exist: make it first, or pass None")
+def check_folder(folder: Path) -> None:
+    """Refuses a folder that holds a finished run, or anything but a run to go on with."""
     check_unfinished(folder)
-
-
-def check_folder(folder: Path) -> bool:
-    """Whether a folder holds a run to go on with.
-
-    Raises:
-        InputError: where it holds a finished run, or anything else.
-    """
-    check_unfinished(folder)
-    if (folder / FILE).exists():
-        return True
+    if (folder / CHECKPOINT).exists():
+        return
     if not folder.is_dir() or not all(p.name == LOCK or _is_temporary(p) for p in folder.iterdir()):
         check_free(folder, remedy=REMOVE)
-    return False
 
 
 @contextmanager
@@ -265,19 +227,12 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 def _is_temporary(path: Path) -> bool:
-    return left_over_of(path) in (FILE, WEIGHTS, RECORD)
-
-
-# --- Ctrl-C between two steps: half a step cannot be kept, a whole one can.
-
-# Ctrl-C; what Slurm and docker send before they kill; a terminal that was closed.
-NAMES = ("SIGINT", "SIGTERM", "SIGHUP")
-NUMBERS = [getattr(signal, name) for name in NAMES if hasattr(signal, name)]
+    return left_over_of(path) in (CHECKPOINT, WEIGHTS, RECORD)
 
 
 @final
 class Interrupts:
-    """Whether somebody has asked the run to stop.
+    """Whether somebody has asked the run to stop; half a step cannot be kept, a whole one can.
 
     Attributes:
         asked: True from the first signal on. A second one does not wait for the end of the step.
@@ -292,7 +247,8 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        found = {number: signal.getsignal(number) for number in NUMBERS}
+        numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+        found = {number: signal.getsignal(number) for number in numbers}
         # What is ignored (nohup) stays so, and what is not Python's cannot be put back.
         before = {n: was for n, was in found.items() if was not in (signal.SIG_IGN, None)}
 

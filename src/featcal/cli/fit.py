@@ -1,0 +1,193 @@
+"""featcal fit, eval and predict: a calibrator into a file, its scores, its probabilities."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+from rich.table import Table
+
+from featcal import io
+from featcal.cli import app
+from featcal.core.calibrator import Calibrator
+from featcal.core.checks import CalibrationWarning, InputError, check_finite
+from featcal.core.files import check_free, new_file
+from featcal.core.fit import Mode, survey
+from featcal.core.progress import tell
+from featcal.core.text import parse
+from featcal.data import Pack
+from featcal.metrics.columns import COLUMNS
+from featcal.report.scores import calibrated_logits
+from featcal.report.scores import evaluate as score
+from featcal.report.tables import folded, step_text
+
+FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range over folds
+
+
+@click.command()
+@app.PACK
+@click.argument("recipe")
+@app.output_option("File to write.")
+@app.split_option("val")
+@app.TRAIN_SPLIT
+@click.option("--sequential", is_flag=True, help="Fit step by step, as the paper does.")
+@app.FORCE
+@app.JSON
+def fit(
+    pack_path: Path,
+    recipe: str,
+    output: Path,
+    split: str,
+    train_split: str | None,
+    sequential: bool,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Fit RECIPE on a split of PACK and write the calibrator to a file.
+
+    Example: featcal fit my-pack "clip | temperature" -o cal.safetensors
+    """
+    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    calibrator = parse(recipe)
+    pack = Pack.open(pack_path)
+    check_recipe(calibrator, pack, train=train_split is not None)
+    check_train(train_split, split)
+    train = None if train_split is None else pack.split(train_split)
+    data = pack.split(split)
+    with app.progress_bar(), app.about(pack, split), warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)  # told from the report
+        mode: Mode = "sequential" if sequential else "joint"
+        report = calibrator.fit(data, pack.head, mode=mode, train=train).report
+    assert report is not None
+    io.save(calibrator, output, overwrite=force)
+    if as_json:
+        app.print_json({**report.as_json(), "output": str(output)})
+        return
+    app.say(f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}")
+    name, rows = report.loss.upper(), []
+    for step in report.steps:
+        numbers = (f"{step.loss_before:.4f}", f"{step.loss_after:.4f}", str(step.head_passes))
+        fitted = folded(step_text(step), FITTED_WIDTH)
+        rows.append((step.name, fitted, *numbers, f"{step.seconds:.2f}"))
+    headings = ("step", "fitted", f"{name} before", f"{name} after", "head passes", "seconds")
+    app.console().print(app.table_of(headings, rows, left=2))
+    for step in report.steps:
+        app.say(f"{'Warning: ' if step.warning else ''}{step.name}: {step.message}")
+    app.say(f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}")
+
+
+def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> None:
+    """Refuses a recipe that needs features, or training rows, that it would not be given."""
+    if calibrator.needs_features and pack.manifest.head is None:
+        held = "holds logits alone: import features with the head's weight and bias"
+        if pack.manifest.features is not None:
+            held = "has no linear head to go with its features: fit it in Python, fit(data, head)"
+        raise InputError(
+            f"{calibrator!r} works on features and {pack.path} {held}, or use a method that needs "
+            "no features"
+        )
+    if calibrator.needs_train and not train:
+        raise InputError(
+            f"{calibrator!r} measures distance to rows the network was trained on: name their "
+            "split with --train-split"
+        )
+
+
+def check_train(train_split: str | None, *others: str) -> None:
+    """Refuses rows to fit on or to score as rows the network was trained on."""
+    if train_split in others:
+        raise InputError(
+            f"--train-split is {train_split!r}, which is fitted on or scored: name the rows the "
+            "network was trained on"
+        )
+
+
+@click.command("eval")
+@app.PACK
+@click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
+@app.split_option("test")
+@app.BINS
+@app.JSON
+def evaluate(
+    pack_path: Path, calibrator_path: Path | None, split: str, bins: int, as_json: bool
+) -> None:
+    """Score the network of PACK, or CALIBRATOR on it, by every metric.
+
+    Example: featcal eval my-pack cal.safetensors
+    """
+    pack = Pack.open(pack_path)
+    calibrator = None if calibrator_path is None else load_for(calibrator_path, pack)
+    data = pack.split(split)
+    with app.progress_bar(), app.about(pack, split):
+        scores = score(data, calibrator, pack.head, bins=bins)
+    if as_json:
+        app.print_json(
+            {"recipe": None if calibrator is None else repr(calibrator), **scores.as_json()}
+        )
+        return
+    name = "uncalibrated"
+    if calibrator is not None:  # with what was learned, where that is a single number
+        single = ((key, value) for key, value in calibrator.named_buffers() if value.numel() == 1)
+        values = (f"{key.rpartition('.')[2]}={value.item():.4g}" for key, value in single)
+        name = f"{calibrator!r}   {' '.join(values)}".rstrip()
+    app.say(f"{name}, {scores.n:,} rows of {split}")
+    table = Table(show_header=False)
+    table.add_column("metric")
+    table.add_column("value", justify="right", no_wrap=True)
+    for key, column in COLUMNS.items():
+        table.add_row(column.title, column.text(scores.metrics[key]))
+    app.console().print(table)
+
+
+def load_for(path: Path, pack: Pack) -> Calibrator:
+    """The calibrator in a file, refused where it was fitted to another network than the pack's."""
+    calibrator = io.load(path)
+    check_recipe(calibrator, pack)
+    report, manifest = calibrator.report, pack.manifest
+    if report is None:
+        return calibrator
+    sizes = [("classes", report.classes, manifest.classes)]
+    if calibrator.needs_features:
+        sizes.append(("features", report.features, manifest.features or 0))
+    for name, fitted, here in sizes:
+        if fitted not in (0, here):
+            raise InputError(
+                f"{path} was fitted to {fitted} {name} and {pack.path} has {here}: give the "
+                "calibrator of this network"
+            )
+    return calibrator
+
+
+@click.command()
+@app.PACK
+@app.CALIBRATOR
+@app.output_option("The .npy file to write.")
+@app.split_option("test")
+@app.FORCE
+@torch.no_grad()
+def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, force: bool) -> None:
+    """Write the calibrated probabilities of a split as a .npy array (rows, classes), float32.
+
+    Example: featcal predict my-pack cal.safetensors -o probs.npy
+    """
+    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    pack = Pack.open(pack_path)
+    calibrator = load_for(calibrator_path, pack)
+    data = pack.split(split)
+    shape, row = (data.rows, pack.manifest.classes), 0
+    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    with app.progress_bar(), app.about(pack, split), new_file(output, overwrite=force) as temporary:
+        survey(data, pack.head)
+        # Batch by batch, and by plain writes, so that a full disk is an error.
+        with temporary.open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for batch in data:
+                probs = calibrated_logits(batch, calibrator, pack.head).softmax(1)
+                check_finite("the probabilities", probs, first_row=row)
+                file.write(probs.numpy().astype("<f4").tobytes())
+                row += len(batch)
+                tell("predicting rows", row, data.rows)
+    app.say(f"Wrote {output}: {shape[0]:,} rows, {shape[1]} classes")

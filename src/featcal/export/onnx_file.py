@@ -1,0 +1,425 @@
+"""ONNX: the model as one file, compared with the model in ONNX Runtime before it takes its name."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import inspect
+import io
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from featcal.core.checks import InputError, check_flags, check_whole
+from featcal.core.files import check_free, new_file
+from featcal.core.fit import exact, undisturbed
+from featcal.export.inputs import (
+    CHUNK_ROWS,
+    LOGITS,
+    PROBABILITIES,
+    Dynamic,
+    Example,
+    Inputs,
+    Output,
+    portable,
+    proved_output,
+)
+from featcal.export.parity import TOLERANCE, Parity, compare
+from featcal.heads.head import Wrapper
+from featcal.version import __version__
+
+PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+ONE_FILE = 2**31 - 2**25  # bytes of weights up to which they fit into the file: protobuf ends there
+
+Graph: TypeAlias = Any  # those of onnx_ir, which comes with the extra
+Model: TypeAlias = Any
+Value: TypeAlias = Any
+Session: TypeAlias = Any  # of onnxruntime, which has no types
+
+
+@dataclass(frozen=True)
+class OnnxExport:
+    """An ONNX file and how well it was seen to agree with the model.
+
+    Attributes:
+        path: of the file.
+        opset: the version of ONNX's operators in it.
+        inputs: their names, types and sizes, such as {"x": "float32[batch, 8]"}.
+        outputs: likewise: logits, and probabilities where they were asked for; probabilities alone
+            where the model gives no logits.
+        bytes: its size, that of the file of weights beside it included where there is one.
+        parity: the comparison in ONNX Runtime.
+        widened: the 16-bit type of the model's weights, which are float32 in the file; else "".
+    """
+
+    path: Path
+    opset: int
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+    bytes: int
+    parity: Parity
+    widened: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """One object for programs."""
+        facts = {"opset": self.opset, "inputs": self.inputs, "outputs": self.outputs}
+        tail = {"bytes": self.bytes, "widened": self.widened or None}
+        return {"path": str(self.path), **facts, **tail, "parity": self.parity.as_json()}
+
+    def __str__(self) -> str:
+        widened = f" in float32 (the model is {self.widened})" if self.widened else ""
+        size = _in_words(self.bytes)
+        return f"{self.path.name}: opset {self.opset}, {size}{widened}; {self.parity}"
+
+
+def onnx(
+    model: nn.Module,
+    path: Path | str,
+    example: Example,
+    *,
+    dynamic: Dynamic | None = None,
+    opset: int | None = None,
+    probabilities: bool = False,
+    rows: Example | None = None,
+    tolerance: float = TOLERANCE,
+    overwrite: bool = False,
+) -> OnnxExport:
+    """Writes the model, in eval mode, as an ONNX file; the model stays as it was.
+
+    The file appears only after ONNX Runtime has given the model's own logits with it, on a single
+    row and on more rows than it was made with too. A model on a GPU is copied to the CPU for this,
+    one of 16-bit floats to float32, which ONNX Runtime knows on every machine.
+
+    Args:
+        model: a classifier, calibrated or not, or a calibrator's `wrap(head)`.
+        path: the file to write.
+        example: what it is called with: a tensor, a tuple of tensors, or a dict of tensors by name.
+        dynamic: axes that may have any size, such as {"input_ids": {0: "batch", 1: "tokens"}};
+            None for the first axis of every input, {} for none.
+        opset: the version of ONNX's operators; None for the exporter's own.
+        probabilities: give them as a second output: softmax, or sigmoid of a single logit. A model
+            that ends in one of these has them for its only output, with or without this.
+        rows: rows to compare on, in the form of the example; None for the example.
+        tolerance: the largest difference of two logits, in parts of them where they are above 1;
+            of two probabilities where the model gives these.
+        overwrite: replace the file if it exists.
+
+    Raises:
+        InputError: when a package is missing, the model cannot be exported, or the file's logits
+            are not the model's; there is no file then.
+    """
+    check_flags("export", probabilities=probabilities, overwrite=overwrite)
+    if opset is not None:
+        check_whole("export", 7, opset=opset)
+    if not tolerance >= 0:
+        raise InputError(
+            f"export: tolerance is {tolerance!r}: give a number from 0 up, such as 1e-4"
+        )
+    for package in PACKAGES:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise InputError(
+                f"ONNX files need the package {package}: pip install 'featcal[onnx]'"
+            ) from error
+    path = check_free(path, overwrite=overwrite)
+    inputs = Inputs.of(model, example, dynamic)
+    checked = (inputs if rows is None else inputs.like(rows)).portable()
+    tensors = (value for value in (*model.parameters(), *model.buffers()))
+    narrow = (t.dtype for t in tensors if t.is_floating_point() and t.dtype.itemsize < 4)
+    widened = str(next(narrow, "")).removeprefix("torch.")
+    model, inputs = _portable(model), inputs.portable()
+    with undisturbed(model), exact(), new_file(path, overwrite=overwrite) as temporary:
+        output = proved_output(model, inputs)
+        built = built_graph(model, inputs, output, opset=opset, probabilities=probabilities)
+        written = _write(built, temporary)
+        session = _session(temporary)
+        parity = _proved(model, session, checked, tolerance=tolerance, output=output)
+        ports = _ports(built.graph.inputs), _ports(built.graph.outputs)
+        if _weights(temporary).is_file():  # they get there before the file that refers to them
+            with new_file(_weights(path), overwrite=overwrite) as place:
+                os.replace(_weights(temporary), place)
+    return OnnxExport(path, built.opset_imports[""], *ports, written, parity, widened)
+
+
+def _portable(model: nn.Module) -> nn.Module:
+    """The model where it is on the CPU in 32 bits or more; else a copy of it that is."""
+    tensors = [*model.parameters(), *model.buffers()]
+    # Deepcopy takes from this table what it finds there: nothing is copied on the GPU first.
+    moved: dict[int, Any] = {id(value): portable(value) for value in tensors}
+    if all(moved[id(value)].data_ptr() == value.data_ptr() for value in tensors):
+        return model
+    for weight in model.parameters():
+        moved[id(weight)] = nn.Parameter(moved[id(weight)], requires_grad=False)
+    return copy.deepcopy(model, moved)
+
+
+def built_graph(
+    model: nn.Module,
+    inputs: Inputs,
+    output: Output,
+    *,
+    opset: int | None = None,
+    probabilities: bool = False,
+) -> Model:
+    """The model as ONNX, in memory: named, signed, and with nothing missing.
+
+    Args:
+        model: in eval mode, on the CPU.
+        inputs: what it is called with.
+        output: which tensor of what it gives.
+        opset: the version of ONNX's operators; None for the exporter's own.
+        probabilities: whether those of logits are a second output.
+    """
+    program = captured(model, inputs, output, probabilities=probabilities)
+    try:
+        with quiet():
+            aten = torch.ops.aten
+            known = {aten.logaddexp.default: _log_add_exp, aten.expm1.default: _exp_minus_1}
+            options: dict[str, Any] = {"opset_version": opset, "custom_translation_table": known}
+            made = torch.onnx.export(program, dynamo=True, verbose=False, **options)
+    except Exception as error:  # errors of many classes, some of them private
+        raise InputError(f"the model has no form in ONNX: {first_lines(error)}") from error
+    assert made is not None
+    built: Model = made.model
+    found = built.opset_imports[""]
+    if opset not in (None, found):
+        raise InputError(f"opset {opset} cannot express the model: take {found}, or leave it out")
+    # The optimiser names the bounds of a clamp after what is clamped; when one tensor is clamped
+    # twice, as in `clip | group(features="clipped")`, the second pair drives the first out of the
+    # table of constants, and the file would refer to values it does not hold.
+    for node in built.graph:
+        for value in node.inputs:
+            constant = value is not None and value.const_value is not None
+            if constant and value.producer() is None and value.name not in built.graph.initializers:
+                built.graph.register_initializer(value)
+    _name(built.graph, inputs, list(dict.fromkeys([output.name, PROBABILITIES])))
+    # The paths and source lines of this machine go, and what the file is stands there instead.
+    nodes = list(built.graph.all_nodes())
+    values = [value for node in nodes for value in node.outputs]
+    for part in (*nodes, *values, *built.graph.inputs, *built.graph.initializers.values()):
+        part.metadata_props.clear()
+    built.metadata_props["featcal.version"] = __version__
+    fitted = [part.calibrator for part in model.modules() if isinstance(part, Wrapper)]
+    if fitted:
+        numbers = [str(one).removeprefix(repr(one)).strip() for one in fitted]
+        built.metadata_props["featcal.recipe"] = "; ".join(map(repr, fitted))
+        built.metadata_props["featcal.fitted"] = "; ".join(numbers)
+    return built
+
+
+def _log_add_exp(self: Value, other: Value) -> Value:
+    """log(exp(a) + exp(b)): written so, as the exporter does, it would overflow or underflow."""
+    op: Any = importlib.import_module("onnxscript").opset18
+
+    top, low = op.Max(self, other), op.Min(self, other)
+    log_sum = op.Add(top, op.Log(op.Add(op.CastLike(1.0, top), op.Exp(op.Sub(low, top)))))
+    return op.Where(op.IsInf(top), top, log_sum)  # the difference of infinities is none
+
+
+def _exp_minus_1(self: Value) -> Value:
+    """exp(x) - 1: written so, as the exporter does, it would be 0 for all small x."""
+    op: Any = importlib.import_module("onnxscript").opset18
+
+    series = op.CastLike(1.0, self)  # x (1 + x/2 (1 + x/3 (1 + x/4)))
+    for order in (4.0, 3.0, 2.0):
+        term = op.Mul(op.Div(self, op.CastLike(order, self)), series)
+        series = op.Add(op.CastLike(1.0, self), term)
+    small = op.Less(op.Abs(self), op.CastLike(0.01, self))
+    return op.Where(small, op.Mul(self, series), op.Sub(op.Exp(self), op.CastLike(1.0, self)))
+
+
+def _name(graph: Graph, inputs: Inputs, outputs: list[str]) -> None:
+    """The names of `forward` for the inputs, ours for the outputs and for the free sizes."""
+    taken = {name: f"{name}_in" if name in outputs else name for name in inputs.values}
+    wanted = [*taken.values(), *outputs]
+    inner = [value for node in graph for value in node.outputs]
+    for value in inner:
+        if value.name in wanted:
+            value.name = f"{value.name}_inner"
+    for value, known in zip(graph.inputs, taken.values(), strict=True):
+        value.name = known
+    for value, known in zip(graph.outputs, outputs, strict=False):
+        value.name = known
+    names: dict[object, str] = {}
+    for value, key in zip(graph.inputs, inputs.values, strict=True):
+        for axis, name in inputs.axes.get(key, {}).items():
+            names.setdefault(value.shape[axis], name)
+    for value in (*graph.inputs, *inner):
+        if value.shape is not None:
+            value.shape = type(value.shape)([names.get(size, size) for size in value.shape])
+
+
+def _write(built: Model, temporary: Path) -> int:
+    """Writes the file, and one with the weights beside it where they are too many for one."""
+    import onnx_ir
+
+    weights = sum(value.const_value.nbytes for value in built.graph.initializers.values())
+    beside = None if weights < ONE_FILE else _weights(temporary).name
+    with quiet():
+        onnx_ir.save(built, temporary, external_data=beside)
+    files = [temporary] if beside is None else [temporary, _weights(temporary)]
+    return sum(file.stat().st_size for file in files)
+
+
+def _weights(path: Path) -> Path:
+    return path.with_name(f"{path.name}.data")
+
+
+def _session(path: Path) -> Session:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime raises classes of its own, which it does not name
+        raise InputError(f"ONNX Runtime cannot load the model: {first_lines(error)}") from error
+
+
+def _run(session: Session, inputs: Inputs) -> Tensor:
+    """The file's first output."""
+    names = [port.name for port in session.get_inputs()]
+    arrays = (value.contiguous().numpy() for value in inputs.values.values())
+    try:
+        first, *_ = session.run(None, dict(zip(names, arrays, strict=True)))
+    except Exception as error:
+        sizes = ", ".join(str(tuple(value.shape)) for value in inputs.values.values())
+        raise InputError(
+            f"ONNX Runtime cannot run the file on inputs of {sizes}: {first_lines(error)}"
+        ) from error
+    return torch.from_numpy(first)
+
+
+def _proved(
+    model: nn.Module, session: Session, rows: Inputs, *, tolerance: float, output: Output
+) -> Parity:
+    """The comparison on the rows, once it holds for other numbers of them than were traced."""
+    few = rows.at(slice(0, CHUNK_ROWS))
+    sizes = [few.repeated(1), few.repeated(few.rows + 1)] if rows.rows else []
+    runner = partial(_run, session)
+    for batches in (*([size] for size in sizes), rows.chunks()):
+        parity = compare(model, runner, batches, tolerance=tolerance, output=output)
+        if not parity.holds:
+            raise InputError(
+                f"the file's {parity.output} differ from the model's by up to "
+                f"{parity.max_difference:.2g} in ONNX Runtime, on {parity.rows_beyond} of "
+                f"{parity.rows} rows by more than the tolerance of {parity.tolerance:g}: it was "
+                "not kept; a larger tolerance= allows more"
+            )
+    return parity
+
+
+def _ports(values: Graph) -> dict[str, str]:
+    return {
+        port.name: f"{port.dtype.numpy().name}[{', '.join(map(str, port.shape))}]"
+        for port in values
+    }
+
+
+def _in_words(size: int) -> str:
+    """A file's size for people.
+
+    >>> _in_words(999), _in_words(123_456), _in_words(5_000_000)
+    ('999 bytes', '123 KB', '5 MB')
+    """
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"
+
+
+def program(
+    model: nn.Module, example: Example, *, dynamic: Dynamic | None = None
+) -> ExportedProgram:
+    """The model in eval mode as a `torch.export` program that gives its logits alone.
+
+    They are probabilities where the model ends in a softmax or sigmoid. The model stays as it was,
+    and shares its weights with the program. Save the program with `torch.export.save`.
+
+    Args:
+        model: a classifier, calibrated or not, or a calibrator's `wrap(head)`.
+        example: what it is called with: a tensor, a tuple of tensors, or a dict of tensors by name.
+        dynamic: axes that may have any size, such as {"input_ids": {0: "batch", 1: "tokens"}};
+            None for the first axis of every input, {} for none.
+    """
+    inputs = Inputs.of(model, example, dynamic)
+    with undisturbed(model), exact():
+        return captured(model, inputs, proved_output(model, inputs))
+
+
+def captured(
+    model: nn.Module, inputs: Inputs, output: Output, *, probabilities: bool = False
+) -> ExportedProgram:
+    """A model in eval mode as a program: one output, and its probabilities where asked for."""
+    inputs = inputs.repeated(max(inputs.rows, 2))  # torch.export takes a size of 1 for a constant
+    values = {name: value.detach().clone() for name, value in inputs.values.items()}
+    args, kwargs = ((), values) if inputs.keywords else (tuple(values.values()), {})
+    free = {name: dict.fromkeys(inputs.axes.get(name, {}), Dim.DYNAMIC) for name in values}
+    module = OneOutput(model, list(values), output, probabilities=probabilities)
+    try:
+        with quiet(), torch.no_grad():
+            return torch.export.export(module, args, kwargs, dynamic_shapes=free, strict=False)
+    except Exception as error:  # torch raises errors of a dozen classes here, some of them private
+        raise InputError(
+            "torch.export cannot follow the model: neither what it does nor a size may depend on "
+            f"the values or the number of rows; torch says: {first_lines(error)}"
+        ) from error
+
+
+@final
+class OneOutput(nn.Module):
+    """One tensor of all that a model gives; with the probabilities of logits where asked for.
+
+    Its `forward` has the names of the inputs for a signature, because torch.export looks there for
+    names, and is confused by bare *args and **kwargs.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: list[str], output: Output, *, probabilities: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.training = False
+
+        def forward(*args: Tensor, **kwargs: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+            values = output.of(model(*args, **kwargs))
+            both = probabilities and output.name == LOGITS
+            return (values, output.chances(values)) if both else values
+
+        named = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        forward.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+        self.forward = forward
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No warnings, log lines or prints: the exporters' chatter; what they build is checked after.
+
+    What they cannot do they raise.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(redirect_stdout(io.StringIO()))
+        stack.enter_context(redirect_stderr(io.StringIO()))
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        yield
+
+
+def first_lines(error: BaseException, most: int = 300) -> str:
+    """The beginning of an error's text, on one line."""
+    text = " ".join(str(error).split())
+    return f"{text[:most]} ..." if len(text) > most else text or type(error).__name__

@@ -1,0 +1,148 @@
+"""What is refused of data, by argument, row and remedy: one table for every boundary."""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from featcal import Batch, FeatureClip, InputError, Temperature
+from featcal.core.batch import as_data
+from featcal.core.checks import check_probs, check_same
+from featcal.core.fit import survey
+
+DRAW = torch.Generator().manual_seed(0)
+Z = torch.randn(100, 3, generator=DRAW)
+X = torch.randn(100, 4, generator=DRAW)
+Y = torch.arange(100) % 3
+
+
+def put(values, row, value):
+    values = values.clone()
+    values[row] = value
+    return values
+
+
+# Logits, labels and features, and what the refusal says.
+BAD = {
+    "nan": (put(Z, 70, math.nan), Y, None, "logits are NaN or infinite in row 70: remove"),
+    "inf": (Z, Y, put(X, (99, 1), math.inf), "features are NaN or infinite in row 99"),
+    "many": (put(Z, slice(10, 20), -math.inf), Y, None, "in rows 10, 11, 12, 13, 14 and 5 more"),
+    "low label": (Z, put(Y, 5, -1), None, "labels are outside 0..2 in row 5: correct them"),
+    "high label": (Z, put(Y, 5, 2**63 - 1), None, "labels are outside 0..2 in row 5"),
+    "binary label": (Z[:, 0], put(Y % 2, 3, 2), None, "labels are outside 0..1 in row 3"),
+    "half label": (Z[:, 0], put((Y % 2).float(), 3, 0.9), None, "type torch.float32"),
+    "float labels": (Z, Y.float(), None, "labels have shape (100,) and type torch.float32"),
+    "bool labels": (Z, Y.bool(), None, "one integer per row; take"),
+    "column": (Z, Y[:, None], None, "labels[:, 0] of a single column"),
+    "one-hot": (Z, F.one_hot(Y, 3), None, "labels.argmax(1) if they are one-hot"),
+    "short": (Z[:99], Y, None, "logits have shape (99, 3)"),
+    "integers": (Z.long(), Y, None, "logits have shape (100, 3) and type torch.int64"),
+    "3-d": (Z, Y, X[:, :, None], "features have shape (100, 4, 1)"),
+    "flat features": (Z, Y, X[:, 0], "features have shape (100,)"),
+    "nothing": (None, Y, None, "neither logits nor features"),
+    "no head": (None, Y, X, "features but no logits: pass the classifier head"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_data_no_fit_can_use_is_refused_by_name(case):
+    logits, labels, features, says = BAD[case]
+    with pytest.raises(InputError, match=re.escape(says)):
+        Temperature().fit(Batch(logits, labels, features))
+
+
+MADE = {
+    "list": (lambda: Batch([[0.0, 1.0]], Y[:1]), "logits are a list: pass a tensor"),
+    "array": (lambda: Batch(None, Y, X.numpy()), "features are a ndarray"),
+    "names": (lambda: Batch(Z[:2], ["cat", "dog"]), "labels are a list that is no tensor"),
+    "number": (lambda: Batch(Z, torch.tensor(3)), "labels are one number"),
+    "generator": (lambda: as_data(b for b in [Batch(Z, Y)]), r"only once.*pass list\(data\)"),
+    "no data": (lambda: as_data(3), "data is int: pass a Batch"),
+    "tuples": (lambda: Temperature().fit([(Z, Y)]), "data holds a tuple: every item must be a"),
+    "no rows": (lambda: Temperature().fit(Batch(Z[:0], Y[:0])), "data is empty"),
+    "mode": (lambda: Temperature().fit(Batch(Z, Y), mode="both"), "mode is 'both': choose one of"),
+    "no batches": (lambda: Temperature().fit([]), "data is empty"),
+    "probs of 3": (lambda: Batch.from_probs(Z[..., None], Y), r"probs are .*shape \(n, k\), or"),
+    "logits": (lambda: Batch.from_probs(Z, Y), r"probs\[0\] holds .* go into Batch\("),
+    "above 1": (lambda: Batch.from_probs(put(Z[:, 0].sigmoid(), 7, 1.5), Y), r"\[7\] holds 1.5"),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_what_is_no_data_is_refused(case):
+    make, says = MADE[case]
+    with pytest.raises(InputError, match=says):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("later", "with_head"),
+    [
+        (Batch(Z[:, :2], Y % 2), False),
+        (Batch(None, Y), False),
+        (Batch(None, Y, X), False),
+        (Batch(None, Y, X[:, :3]), True),
+        (Batch(Z, put(Y, 63, 7)), False),
+    ],
+    ids=["other classes", "bare", "no logits", "other width", "row 163"],
+)
+def test_a_later_batch_is_held_to_the_first_and_rows_are_counted_on(later, with_head, request):
+    head = nn.Linear(4, 3)
+    first = Batch(None, Y, X) if with_head else Batch(Z, Y)
+    with pytest.raises(InputError, match=r"row 100 on has|neither|row 163"):
+        survey([first, later], head if with_head else None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "head", "says"),
+    [
+        (Batch(None, Y, X[:, :3]), nn.Linear(4, 3), r"does not accept features of shape \(64, 3\)"),
+        (Batch(Z, Y, X), nn.Linear(4, 5), "head gives 5 classes and the stored logits have 3"),
+        (Batch(None, Y, X), lambda x: x[:30], r"head returned shape \(30, 4\) for 64 rows"),
+        (Batch(Z, Y, X), lambda x: x[:, :3], r"differs from the stored logits by .*a missing ReLU"),
+        (Batch(None, Y, X * 1e30), lambda x: x[:, :3] * 1e30, "the head's logits are NaN or infin"),
+    ],
+    ids=["width", "classes", "rows", "values", "huge"],
+)
+def test_a_head_that_does_not_fit_is_refused(batch, head, says):
+    with pytest.raises(InputError, match=says):
+        FeatureClip().fit(batch, head)
+
+
+def test_the_heads_own_logits_pass_in_any_precision_and_one_entry_that_differs_does_not():
+    logits = 5 * Z
+    for same in (logits, logits + 1e-4, logits.bfloat16(), logits.half()):
+        check_same(logits, same)
+    check_same(logits[:0], logits[:0])
+    for value in (0.02 + logits[7, 2], 1e3, math.nan, math.inf):
+        with pytest.raises(InputError, match="differs from the stored logits"):
+            check_same(put(logits, (7, 2), value), logits)
+    check_same(logits, put(logits, (3, 1), math.nan))  # another check names the row
+
+
+def test_masked_classes_excuse_no_other_and_a_top_near_zero_rounds_like_other_rows():
+    logits = put(5 * Z, (slice(None), 0), -1e9)
+    check_same(logits * (1 + 1e-5), logits)
+    with pytest.raises(InputError, match=r"stored logits by 0\.1:"):
+        check_same(logits + torch.tensor([0.0, 0.0, 0.1]), logits)
+    stored = torch.tensor([[0.01, -40.0], [35.0, 1.0], [30.0, -3.0]], dtype=torch.bfloat16)
+    check_same(stored.float() + 0.2, stored)
+
+
+def test_probabilities_may_be_off_by_what_their_precision_or_the_caller_allows():
+    probs = Z.softmax(1)
+    check_probs(probs + 3e-4)
+    check_probs(probs.bfloat16())
+    check_probs(probs + 3e-3, slack=1e-2)
+    check_probs(probs[:0])
+    check_probs(torch.tensor([0.0, 1.0 + 1e-7]))
+    with pytest.raises(InputError, match=r"line 4 holds .* with the sum 1.0\d+: .*; mend it"):
+        check_probs(
+            put(probs, 3, probs[3] + 0.01), place=lambda n: f"line {n + 1}", remedy="mend it"
+        )
+    for wrong in (probs.long(), put(probs, (5, 1), math.nan), torch.tensor([0.5, -0.1])):
+        with pytest.raises(InputError, match="prob"):
+            check_probs(wrong)

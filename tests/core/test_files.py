@@ -1,0 +1,148 @@
+"""Files appear whole or not at all."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from featcal.core.checks import InputError
+from featcal.core.files import LOCK, check_free, left_over_of, locked, new_file, new_folder
+
+
+def stops():
+    return pytest.raises(RuntimeError, match="stop")
+
+
+def left_over(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_failing_overwrite_keeps_the_old_file(tmp_path):
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"old")
+    with stops(), new_file(target, overwrite=True) as temporary:
+        temporary.write_bytes(b"half")
+        raise RuntimeError("stop")
+    assert target.read_bytes() == b"old"
+    with new_file(target, overwrite=True) as temporary:
+        temporary.write_bytes(b"new")
+    assert target.read_bytes() == b"new"
+    assert left_over(tmp_path) == ["a.bin"]
+
+
+def test_an_existing_path_is_refused(tmp_path):
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"old")
+    with pytest.raises(InputError, match=r"a\.bin exists: choose another name"), new_file(target):
+        pytest.fail("the block must not run")
+    with pytest.raises(InputError, match="is a folder: choose another name"):
+        check_free(tmp_path, overwrite=True)
+    with pytest.raises(InputError, match="exists: choose another name"):
+        check_free(tmp_path)
+    with pytest.raises(InputError, match=r"output folder .*nowhere does not exist: create it"):
+        check_free(tmp_path / "nowhere" / "a.bin")
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o002])
+def test_permissions_are_ordinary(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        with new_file(tmp_path / "a.bin") as temporary:
+            temporary.write_bytes(b"x")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.bin").stat().st_mode) == 0o666 & ~umask
+
+
+def test_a_new_folder_appears_whole(tmp_path):
+    target = tmp_path / "pack"
+    with new_folder(target) as temporary:
+        (temporary / "part").write_text("x")
+        assert not target.exists()
+    assert left_over(tmp_path) == ["pack"]
+    assert (target / "part").read_text() == "x"
+    assert stat.S_IMODE(target.stat().st_mode) & 0o500 == 0o500
+    with pytest.raises(InputError, match="exists"), new_folder(target):
+        pytest.fail("the block must not run")
+
+
+WRITER = """
+import sys, time
+from featcal.core.files import new_file
+with new_file(sys.argv[1], overwrite=True) as temporary:
+    with open(temporary, "wb") as file:
+        file.write(b"half")
+        file.flush()
+        print("writing", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_killed_writer_leaves_the_final_name_as_it_was(tmp_path):
+    target = tmp_path / "a.bin"
+    target.write_bytes(b"old")
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, target], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(timeout=20) == -signal.SIGKILL
+    process.stdout.close()
+    time.sleep(0.05)
+    assert target.read_bytes() == b"old"
+    with new_file(target, overwrite=True) as temporary:  # and the way is free for another try
+        temporary.write_bytes(b"new")
+    assert target.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("new", [new_file, new_folder])
+def test_the_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, new):
+    target, synced = tmp_path / "made", []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(target.exists()), fsync(file)))
+    with new(target) as temporary:
+        (temporary if new is new_file else temporary / "a.bin").write_bytes(b"whole")
+    assert synced == [False]
+
+
+def test_what_a_killed_process_left_is_told_by_the_file_it_was_writing(tmp_path):
+    with new_file(tmp_path / "a.b.bin") as temporary:
+        temporary.write_bytes(b"half")
+        assert left_over_of(temporary.parent) == "a.b.bin"
+        (tmp_path / ".x.abcdefgh").symlink_to(temporary.parent)
+        assert left_over_of(tmp_path / ".x.abcdefgh") is None
+    for name in (".git", "a.bin.abcdefgh", ".a.bin.abc"):
+        (tmp_path / name).mkdir()
+        assert left_over_of(tmp_path / name) is None
+    (tmp_path / ".a.bin.abcdefgh").write_bytes(b"")
+    assert left_over_of(tmp_path / ".a.bin.abcdefgh") is None
+
+
+def test_a_folder_has_one_writer(tmp_path):
+    busy = pytest.raises(InputError, match="another process: wait for it")
+    with locked(tmp_path), busy, locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
+
+
+def test_a_lock_that_was_removed_meanwhile_counts_for_nothing(tmp_path, monkeypatch):
+    """The one before removes its lock file after we opened it: the lock we get is on nothing."""
+    fcntl = pytest.importorskip("fcntl")
+    flock, calls = fcntl.flock, []
+
+    def after_a_removal(file, how):
+        if not calls:
+            (tmp_path / LOCK).unlink()
+        calls.append(file)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_a_removal)
+    with locked(tmp_path):
+        assert len(calls) == 2
+        with pytest.raises(InputError, match="another process"), locked(tmp_path):
+            pass

@@ -1,0 +1,134 @@
+"""Reports, and the mode of a head around a fit."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from featcal.core.fit import FitReport, StepReport, exact, undisturbed
+
+
+def step(**changes):
+    base = {
+        "name": "clip",
+        "values": {"threshold": 0.25},
+        "noop": False,
+        "loss_before": 1.5,
+        "loss_after": 1.25,
+        "converged": True,
+        "message": "c = 0.25",
+        "details": {"evaluations": 7, "shares": (0.5, math.nan)},
+        "head_passes": 9,
+        "seconds": 0.1,
+    }
+    return StepReport(**{**base, **changes})
+
+
+def report(*steps):
+    return FitReport("clip", "joint", "nll", 100, steps or (step(),), 1.5, 1.25, 0.2)
+
+
+def test_as_json_is_flat_and_has_no_infinities():
+    found = report(step(values={"threshold": math.inf}, noop=True)).as_json()
+    text = json.dumps(found, allow_nan=False)
+    assert '"threshold": null' in text
+    assert found["steps"][0]["name"] == "clip"
+    assert found["steps"][0]["evaluations"] == 7
+    assert found["steps"][0]["shares"] == [0.5, None]
+    assert found["noop"] is True
+
+
+def test_a_noop_survives_the_record():
+    first = report(step(values={"threshold": math.inf}, noop=True, details={}))
+    again = FitReport.of_record(json.loads(json.dumps(first.as_record(), allow_nan=False)))
+    assert again == first
+    assert again.as_json() == first.as_json()
+
+
+def draws():
+    """The next number of every generator."""
+    return float(torch.rand(())), random.random(), float(np.random.rand())
+
+
+@pytest.fixture
+def module():
+    module = nn.Sequential(nn.Dropout(), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+    module[1].eval()
+    return module
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_undisturbed_restores_generators_and_flags(module, fails):
+    flags = [part.training for part in module.modules()]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    expected = draws()
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
+    try:
+        with undisturbed(module):
+            assert not any(part.training for part in module.modules())
+            assert draws() == expected  # the block goes on where the caller was
+            draws()
+            if fails:
+                raise OSError
+    except OSError:
+        assert fails
+    assert draws() == expected  # and so does the caller
+    assert [part.training for part in module.modules()] == flags
+
+
+class Merging(nn.Linear):
+    """Adds its part to the weights in eval mode and takes it off in training, as LoRA does."""
+
+    merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            with torch.no_grad():
+                self.weight += -1 if mode else 1
+            self.merged = not mode
+        return self
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_weights_merged_in_eval_mode_come_back(outer):
+    model = nn.Sequential(Merging(2, 2), nn.Sequential(Merging(2, 2), nn.Dropout()))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.fill_(0.25)
+    model.train(outer)
+    model[1].train()
+    model[1][1].eval()
+    flags = [part.training for part in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with undisturbed(model):
+        assert model[0].merged
+        assert model[1][0].merged
+        assert not any(part.training for part in model.modules())
+    assert [part.training for part in model.modules()] == flags
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert model[0].merged == (not outer)
+    assert not model[1][0].merged
+
+
+def test_exact_turns_autocast_off_and_on_again():
+    a = torch.randn(4, 4)
+    with exact():
+        assert (a @ a).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (a @ a).dtype == torch.bfloat16
+        with exact():
+            assert not torch.is_autocast_enabled("cpu")
+            assert (a @ a).dtype == torch.float32
+        assert torch.is_autocast_enabled("cpu")
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
+        with pytest.raises(OSError, match="stop"), exact():
+            raise OSError("stop")
+        assert (a @ a).dtype == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")

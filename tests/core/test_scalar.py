@@ -1,0 +1,215 @@
+"""Searches for one number, against scipy, closed forms and cells fitted one by one."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+
+from featcal import Batch
+from featcal.core import rows
+from featcal.core import scalar as tempering
+from featcal.core.batch import Through, stored_logits
+from featcal.core.loss import brier
+from featcal.core.rows import row_curves, row_nll
+from featcal.core.scalar import (
+    Point,
+    Shrinkage,
+    Walk,
+    best_of,
+    fitted_shape,
+    minimize_log,
+    refine,
+    temper,
+    temper_cells,
+    vertex,
+)
+
+
+def parabola(centre, scale=1.0):
+    return lambda u: scale * (u - centre) ** 2
+
+
+@given(st.floats(-3, 3), st.floats(0.01, 100))
+@settings(max_examples=25, deadline=None)
+def test_minimize_log_finds_a_parabola(centre, scale):
+    found = minimize_log(lambda x: parabola(centre, scale)(math.log(x)), 1e-3, 1e3)
+    assert found.converged
+    assert math.log(found.at) == pytest.approx(centre, abs=1e-3)
+    assert found.score <= 1e-5 * scale
+
+
+@given(st.floats(-2, 2), st.floats(-1.5, 1.5), st.sampled_from([1e-4, 1e-6, 1e-8]), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_a_walk_settles_in_its_valley_within_the_tolerance(centre, start, tolerance, skewed):
+    def score(u):
+        out = u - centre
+        return math.cosh(out) - 1 + (0.2 * (math.exp(out) - out - 1) if skewed else 0.0)
+
+    walk = Walk(-4, 4, evaluations=40, tolerance=tolerance)
+    points, settled = refine(score, [Point(start, score(start))], walk)
+    assert settled
+    assert best_of(points).score <= 50 * tolerance
+    assert all(-4 <= point.at <= 4 for point in points)
+
+
+def test_fitted_shape_follows_its_points_and_does_not_fall_outside():
+    points = [Point(u, (u - 1) ** 2) for u in np.linspace(0, 2, 7)]
+    shape = fitted_shape(points)
+    inside = np.linspace(0, 2, 21)
+    assert shape(inside) == pytest.approx((inside - 1) ** 2, abs=1e-9)
+    assert shape(np.array([4.0]))[0] == pytest.approx(9.0, abs=1e-6)
+    capped = fitted_shape([Point(u, -(u**2)) for u in (-1.0, 0.0, 1.0)])
+    assert capped(np.array([3.0]))[0] == pytest.approx(-5.0, abs=1e-6)  # a line, no parabola down
+
+
+def test_vertex_lies_between_the_neighbours():
+    points = [Point(u, (u - 0.4) ** 2) for u in (-1.0, 0.0, 1.0, 2.0)]
+    assert vertex(points) == pytest.approx(0.4, abs=0.02)
+    rising = [Point(u, u) for u in (0.0, 1.0, 2.0)]
+    assert vertex(rising) == 0.0
+    assert vertex([Point(1.5, 0.0)]) == 1.5
+
+
+def drawn(n=400, k=4, *, scale=3.0, heat=2.0, seed=0):
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(size=(n, k)) * scale
+    labels = (logits / heat + draw.gumbel(size=logits.shape)).argmax(1)
+    return torch.tensor(logits), torch.tensor(labels)
+
+
+def nll64(logits, labels, inverse):
+    return float(F.cross_entropy(logits.double() * inverse, labels, reduction="sum"))
+
+
+def scipy_inverse(logits, labels, penalty=lambda b: 0.0):
+    found = minimize_scalar(
+        lambda u: nll64(logits, labels, math.exp(u)) + penalty(math.exp(u)),
+        bounds=(-6, 6),
+        method="bounded",
+        options={"xatol": 1e-10},
+    )
+    return math.exp(found.x)
+
+
+@pytest.mark.parametrize("inverse", [0.2, 1.0, 3.0])
+def test_row_curves_are_value_slope_and_curvature(inverse):
+    logits, labels = drawn(n=50)
+    value, slope, bend = row_curves(logits, labels, inverse)
+    step = 1e-4
+    at = [
+        F.cross_entropy(logits * (inverse + side * step), labels, reduction="none")
+        for side in (-1, 0, 1)
+    ]
+    torch.testing.assert_close(value, at[1])
+    torch.testing.assert_close(slope, (at[2] - at[0]) / (2 * step), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(bend, (at[2] - 2 * at[1] + at[0]) / step**2, rtol=1e-3, atol=1e-5)
+
+
+def test_row_nll_has_the_gradient_of_the_full_formula():
+    logits, labels = drawn(n=30)
+    b = torch.rand(30, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(row_nll(logits, labels, b).sum(), b)
+    full = F.cross_entropy(logits * b[:, None], labels, reduction="sum")
+    (exact,) = torch.autograd.grad(full, b)
+    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(row_nll(logits, labels, b).sum(), full)
+
+
+@pytest.mark.parametrize("heat", [0.3, 1.0, 6.0])
+def test_temper_agrees_with_scipy(heat):
+    logits, labels = drawn(heat=heat)
+    found = temper([Batch(logits, labels)])
+    assert found.inverse[0] == pytest.approx(scipy_inverse(logits, labels), rel=1e-6)
+    assert found.loss == pytest.approx(nll64(logits, labels, found.inverse[0]) / 400, abs=1e-12)
+    assert found.converged
+    assert found.steps <= 12
+    assert found.temperature == 1 / found.inverse[0]
+
+
+def test_temper_by_another_loss_scans_and_walks():
+    logits, labels = drawn(n=900, heat=2.5)
+
+    def score(u):
+        p = (logits * math.exp(u)).softmax(1)
+        return float((p - F.one_hot(labels, 4)).square().sum(1).mean())
+
+    exact = minimize_scalar(score, bounds=(-4, 4), method="bounded", options={"xatol": 1e-9})
+    found = temper([Batch(logits, labels)], brier)
+    assert math.log(found.inverse[0]) == pytest.approx(exact.x, abs=1e-4)
+    assert found.loss == pytest.approx(exact.fun, abs=1e-9)
+
+
+@pytest.mark.parametrize(("labels", "side"), [("best", 1), ("worst", -1)])
+def test_temper_says_at_which_cap_it_stopped(labels, side):
+    logits, _ = drawn()
+    labels = logits.argmax(1) if labels == "best" else logits.argmin(1)
+    found = temper([Batch(logits, labels)])
+    assert found.capped.tolist() == [side]
+    assert not found.converged
+
+
+def test_a_start_from_every_eighth_row_ends_at_the_same_minimum(monkeypatch):
+    logits, labels = drawn(n=2000, heat=3.0)
+    view = Through([Batch(logits, labels)], stored_logits)
+    cold = temper(view)
+    list(view)  # the logits now lie in memory
+    assert view.kept
+    monkeypatch.setattr(tempering, "MANY", 1)
+    warm = temper(view)
+    assert warm.inverse == pytest.approx(cold.inverse, rel=1e-9)
+    assert warm.steps < cold.steps
+    # A sample that has no minimum of its own says nothing about where to start.
+    labels[::8] = logits[::8].argmax(1)
+    lucky = temper(Through([Batch(logits, labels)], stored_logits))
+    assert lucky.inverse[0] == pytest.approx(scipy_inverse(logits, labels), rel=1e-6)
+    view = Through([Batch(logits, labels)], stored_logits)
+    list(view)
+    assert temper(view).inverse == pytest.approx(lucky.inverse, rel=1e-9)
+
+
+def by_argmax(batch):
+    return batch.logits.argmax(1)
+
+
+@pytest.mark.parametrize("spread", [0.03, 0.3, 3.0])
+def test_shrunk_cells_minimise_the_penalised_loss(spread):
+    logits, labels = drawn(n=300)
+    shrink = Shrinkage(0.6, spread)
+    found = temper_cells([Batch(logits, labels)], by_argmax, 4, shrink)
+    for cell in range(4):
+        rows = logits.argmax(1) == cell
+        alone = scipy_inverse(
+            logits[rows], labels[rows], lambda b: (b / 0.6 - 1) ** 2 / (2 * spread**2)
+        )
+        assert found.inverse[cell] == pytest.approx(alone, rel=1e-6)
+    own = nll64(logits, labels, torch.tensor(found.inverse)[logits.argmax(1)][:, None]) / 300
+    assert found.loss == pytest.approx(own, abs=1e-10)  # the penalty is not part of it
+
+
+def test_a_cell_without_rows_stays_where_it_starts():
+    logits, labels = drawn()
+
+    def halves(batch):
+        return (batch.logits[:, 0] > 0).long() * 2
+
+    free = temper_cells([Batch(logits, labels)], halves, 5)
+    assert free.inverse[[1, 3, 4]].tolist() == [1, 1, 1]
+    shrunk = temper_cells([Batch(logits, labels)], halves, 5, Shrinkage(0.4, 0.2))
+    assert shrunk.inverse[[1, 3, 4]] == pytest.approx(0.4)
+    assert shrunk.converged
+
+
+def test_equal_logits_have_no_temperature_and_long_data_is_cut_into_blocks(monkeypatch):
+    same = [Batch(torch.full((5, 3), 2.0), torch.zeros(5, dtype=torch.long))]
+    assert temper(same) is None
+    assert temper_cells(same, by_argmax, 3) is None
+    logits, labels = drawn(n=50)
+    each = torch.linspace(0.1, 2, 50, dtype=torch.float64)
+    whole = row_curves(logits, labels, each)
+    monkeypatch.setattr(rows, "BLOCK", 40)
+    torch.testing.assert_close(row_curves(logits, labels, each), whole)

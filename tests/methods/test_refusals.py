@@ -1,0 +1,81 @@
+"""Arguments and fitted values no method can use are refused, and the culprit is named."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from featcal import METHODS, InputError, parse
+
+WRONG = {
+    "density": "neighbours=0; references='all'; features='both'; reference=True, neighbours=7",
+    "group": (
+        "partitions=0; groups=1; min_rows=2.5; seed=-1; base='isotonic'; features='raw'; "
+        "held_out=1; reference=True, base='ensemble'; reference=True, min_rows=500"
+    ),
+    "histogram": "bins=0; bins=True; edges='equal'; reading='all'",
+    "isotonic": (
+        "reading='all'; between='spline'; reference=True, reading='top'; "
+        "reference=True, between='step'"
+    ),
+    "parameterised": "top=1; hidden=0; layers=1.5; restarts=True; seed=-1; reference=True, top=3",
+    "proximity": (
+        "neighbours=0; references=2.0; how='kde'; features=None; mirror=1; "
+        "reference=True, how='bin_mean_shift'"
+    ),
+    "spline": "knots=1; knots=True; reference=1",
+}
+NAN = math.nan
+ARGUMENTS = [
+    *(("clip", {"min_accuracy": value}, "min_accuracy") for value in (0, 1.01, NAN, "0.99", True)),
+    *(("clip", {"criterion": value}, "criterion is .*: choose nll") for value in ("NLL", None, 3)),
+    ("clip", {"reference": 1}, "reference"),
+    ("temperature", {"criterion": "mse"}, "criterion"),
+    ("temperature", {"grid": 1}, "grid"),
+    ("temperature", {"reference": None}, "reference"),
+    ("temperature", {"reference": True, "grid": True}, "reference=True fixes"),
+    ("temperature", {"reference": True, "criterion": "nll"}, "reference=True fixes"),
+    ("classwise", {"reading": "class"}, "reading is .*: choose predicted or logit"),
+    ("classwise", {"criterion": "brier"}, "criterion is .*: choose nll or ece"),
+    ("classwise", {"grid": 1}, "grid"),
+    ("classwise", {"reference": True, "reading": "logit"}, "reference=True fixes"),
+    ("ensemble", {"criterion": "ece"}, "criterion is .*: choose nll or brier"),
+    ("ensemble", {"reference": True, "criterion": "brier"}, "leave criterion out"),
+    ("logit_clip", {"ties": "last"}, "ties is .*: choose keep or first"),
+    ("logit_clip", {"reference": True, "ties": "first"}, "reference=True fixes"),
+    *(("vector", {"ridge": value}, "ridge is .*: give a finite") for value in (-1, NAN, True, "1")),
+    *(("matrix", {key: math.inf}, key) for key in ("ridge", "off_diagonal", "bias")),
+    ("svs", {"penalty": None}, "penalty"),
+]
+
+
+@pytest.mark.parametrize("method", WRONG)
+def test_wrong_arguments_are_refused_by_name(method):
+    for arguments in WRONG[method].split("; "):
+        culprit = arguments.split("=")[0]
+        with pytest.raises(InputError, match=f"{method}: {culprit}"):
+            parse(f"{method}({arguments})")
+
+
+@pytest.mark.parametrize(("method", "arguments", "culprit"), ARGUMENTS, ids=str)
+def test_arguments_are_refused(method, arguments, culprit):
+    with pytest.raises(InputError, match=f"{method}: .*{culprit}"):
+        METHODS[method](**arguments)
+
+
+def test_values_no_fit_can_give_are_refused_by_name():
+    with pytest.raises(InputError, match=r"^temperature .*temperature=0: .*damaged"):
+        METHODS["temperature"]().assign(temperature=0.0).check()
+
+
+def test_references_may_hold_what_the_published_code_can_give():
+    METHODS["classwise"](reference=True).assign(temperatures=torch.tensor([1.0, -2.0])).check()
+    weights = torch.tensor([0.2, 4.0, 1.0])
+    METHODS["ensemble"](reference=True).assign(temperature=-3.0, weights=weights).check()
+
+
+def test_numbers_of_numpy_are_shown_as_pythons():
+    assert repr(METHODS["clip"](min_accuracy=np.float64(0.99))) == "clip(min_accuracy=0.99)"
+    assert repr(METHODS["vector"](ridge=np.float64(0.5))) == "vector(ridge=0.5)"
+    assert repr(METHODS["clip"](min_accuracy=1)) == "clip(min_accuracy=1)"

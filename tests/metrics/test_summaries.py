@@ -1,0 +1,123 @@
+"""What every summary and every metric function promises, stated once for all of them."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given
+from metric_cases import cases, labelled_logits, quick, split_cases
+
+from featcal import metrics
+from featcal.core.checks import InputError
+from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
+
+SUMMARIES = (Bins, ClassBins, Ordered, ProperSums)
+FUNCTIONS = [
+    name
+    for name in metrics.__all__
+    if name[0].islower() and not name.endswith("_of") and name != "top_label"
+]
+every_summary = pytest.mark.parametrize("summary", SUMMARIES)
+
+
+def numbers(summary):
+    return [torch.as_tensor(getattr(summary, name)).double() for name in summary.__slots__]
+
+
+def same(a, b, tolerance=1e-6):
+    torch.testing.assert_close(numbers(a), numbers(b), atol=tolerance, rtol=1e-6)
+
+
+def test_every_public_name_is_documented():
+    assert sorted(metrics.__all__) == metrics.__all__
+    assert all(getattr(metrics, name).__doc__ for name in metrics.__all__)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_share_one_signature_and_return_a_float(name):
+    function = getattr(metrics, name)
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[:3] == ["probs", "labels", "logits"]
+    assert all(p.kind == p.KEYWORD_ONLY for p in list(parameters.values())[2:])
+    logits, labels = labelled_logits(0, 30, 3)
+    value = function(logits=logits.numpy(), labels=labels.numpy())
+    assert type(value) is float
+    assert value == pytest.approx(function(logits.softmax(1), labels))
+    with pytest.raises(InputError, match="no rows"):
+        function(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
+
+
+@every_summary
+@quick
+@given(split_cases())
+def test_parts_add_up_to_the_whole_and_no_rows_are_neutral(summary, case):
+    logits, labels, i, j = case
+    cuts = (slice(0, i), slice(i, j), slice(j, None))
+    a, b, c = (summary.of(logits=logits[part], labels=labels[part]) for part in cuts)
+    whole = summary.of(logits=logits, labels=labels)
+    same(a + b + c, whole)
+    same(a + (b + c), whole)
+    same(whole + summary.of(logits=logits[:0], labels=labels[:0]), whole)
+    same(whole.reduced(), whole)  # a process that is alone is the whole
+
+
+@quick
+@given(cases(min_rows=1))
+def test_no_metric_depends_on_the_order_of_rows(case):
+    logits, labels = case
+    for name in FUNCTIONS:
+        function = getattr(metrics, name)
+        turned = function(logits=logits.flip(0), labels=labels.flip(0))
+        assert turned == pytest.approx(
+            function(logits=logits, labels=labels), rel=1e-5, abs=1e-6, nan_ok=True
+        )
+
+
+@every_summary
+def test_read_once_or_directly(summary):
+    logits, labels = labelled_logits(4, 60, 3)
+    read = Predictions.of(logits=logits, labels=labels)
+    same(summary.of_predictions(read), summary.of(logits=logits, labels=labels))
+
+
+def test_summaries_that_differ_do_not_add():
+    two, three, zero = torch.full((1, 2), 1 / 2), torch.full((1, 3), 1 / 3), torch.tensor([0])
+    with pytest.raises(InputError, match=r"\(15,\) and \(10,\)"):
+        Bins.of(two, zero) + Bins.of(two, zero, bins=10)
+    with pytest.raises(InputError, match=r"\(2, 15\) and \(3, 15\)"):
+        ClassBins.of(two, zero) + ClassBins.of(three, zero)
+
+
+@pytest.mark.parametrize("bins", [0, -1, 2.0, "15", True, None])
+def test_bins_is_a_positive_integer(bins):
+    with pytest.raises(InputError, match="bins is"):
+        metrics.ece(torch.tensor([0.8]), torch.tensor([1]), bins=bins)
+
+
+def test_a_numpy_integer_is_an_integer():
+    assert len(Bins.of(torch.tensor([0.8]), torch.tensor([1]), bins=np.int64(4)).count) == 4
+
+
+def reduce_on_rank(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    logits, labels = labelled_logits(15, 41, 3, dtype="float32")
+    part = slice(0, 30) if rank == 0 else slice(30, None)
+    mine = Predictions.of(logits=logits[part], labels=labels[part])
+    none = Predictions.of(logits=logits[:0].double(), labels=labels[:0])
+    whole = Predictions.of(logits=logits, labels=labels)
+    alone = whole if rank == 0 else none
+    for summary in SUMMARIES:
+        for given_here in (mine, alone):
+            same(
+                summary.of_predictions(given_here).reduced(),
+                summary.of_predictions(whole),
+            )
+    assert Ordered.of_predictions(alone).reduced().confidence.dtype == torch.float32
+    dist.destroy_process_group()
+
+
+def test_two_processes_make_the_whole_even_when_one_has_no_rows(tmp_path):
+    mp.spawn(reduce_on_rank, args=(str(tmp_path),), nprocs=2)

@@ -1,0 +1,220 @@
+"""Every replicate is the metric itself on the rows that were drawn; what may be read from them."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featcal import Batch, evaluate
+from featcal.core.checks import InputError
+from featcal.metrics import Ordered, Predictions, smooth_ece_of
+from featcal.metrics.columns import COLUMNS
+from featcal.report.bootstrap import (
+    MOST,
+    UNKNOWN,
+    Bootstrap,
+    Interval,
+    Resamples,
+    interval,
+    metric_interval,
+    verdict,
+)
+
+# The metric bisects the width to 2^-32, all others differ by rounding alone.
+CLOSE = {"smooth_ece": 1e-9}
+
+
+def rows(n, k, *, step=None, dtype=np.float32, seed=0):
+    """Logits and labels; a step rounds the logits, so that ties are everywhere."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(0, 2, (n, k))
+    if step is not None:
+        logits = np.round(logits / step) * step
+    labels = np.where(draw.random(n) < 0.5, logits.argmax(1), draw.integers(0, k, n))
+    return torch.tensor(logits.astype(dtype)), torch.tensor(labels)
+
+
+def replicates(logits, labels, resamples, *, bins=15, part=17):
+    """The replicates, the rows fed in parts."""
+    bootstrap = Bootstrap(resamples, 0, bins)
+    for start in range(0, len(labels), part):
+        some = slice(start, start + part)
+        bootstrap.add(Predictions.of(logits=logits[some], labels=labels[some]))
+    ordered = Ordered.of(logits=logits, labels=labels)
+    return bootstrap.replicates(ordered, smooth_ece_of(ordered))
+
+
+def check(logits, labels, *, bins=15, seed=0, every=25):
+    """Draws the rows physically, and evaluates them."""
+    resamples = Resamples.draw(len(labels), 100, seed)
+    found = replicates(logits, labels, resamples, bins=bins)
+    for index in range(0, 100, every):
+        drawn = torch.arange(len(labels)).repeat_interleave(resamples.counts[:, index].long())
+        assert len(drawn) == len(labels)
+        scores = evaluate(Batch(logits[drawn], labels[drawn]), bins=bins)
+        assert set(found) == set(scores.metrics)
+        for name, value in scores.metrics.items():
+            close = pytest.approx(value, abs=CLOSE.get(name, 1e-12), nan_ok=True)
+            assert float(found[name][index]) == close, (name, index)
+
+
+CASES = {
+    "no ties": {"n": 60, "k": 4},
+    "ties everywhere": {"n": 80, "k": 3, "step": 2.0},
+    "some ties": {"n": 200, "k": 20, "step": 1.0},
+    "float64": {"n": 50, "k": 5, "dtype": np.float64},
+    "two rows": {"n": 2, "k": 3},
+    "fewer rows than bins": {"n": 7, "k": 2},
+    "many classes": {"n": 60, "k": 300},
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_replicate_is_the_metric_on_the_drawn_rows(case):
+    check(*rows(**case))
+
+
+def test_all_right_all_wrong_and_certain():
+    logits, _ = rows(40, 3, step=1.0)
+    check(logits, logits.argmax(1), every=50)  # AUROC is undefined on every resample
+    check(logits, logits.argmin(1), every=50)
+    check(100 * logits + 0.0, logits.argmax(1), every=50)  # a smooth ECE the series cannot resolve
+    check(torch.zeros(30, 4), torch.arange(30) % 4, every=50)  # one run of equal confidences
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(
+    n=st.integers(2, 40),
+    k=st.integers(2, 6),
+    step=st.sampled_from([None, 0.5, 3.0]),
+    seed=st.integers(0, 10**6),
+    bins=st.integers(1, 30),
+)
+def test_any_rows(n, k, step, seed, bins):
+    check(*rows(n, k, step=step, seed=seed), bins=bins, seed=seed, every=50)
+
+
+def test_neither_parts_nor_blocks_change_a_replicate(monkeypatch):
+    logits, labels = rows(120, 6, step=1.0)
+    resamples = Resamples.draw(120, 150, 3)
+    whole = replicates(logits, labels, resamples, part=1000)
+    monkeypatch.setattr("featcal.report.bootstrap.BLOCK", 500)
+    monkeypatch.setattr("featcal.report.bootstrap.MATRIX", 700)
+    cut = replicates(logits, labels, resamples, part=1)
+    for name, values in whole.items():
+        assert torch.allclose(cut[name], values, rtol=0, atol=1e-9, equal_nan=True), name
+
+
+def test_draws_are_uniform_and_depend_on_the_seed_alone():
+    first, again, other = (Resamples.draw(50, 100, seed).counts for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(first.sum(0), torch.full((100,), 50))
+    counts = Resamples.draw(200, 5000).counts.double()
+    assert counts.var() == pytest.approx(1 - 1 / 200, rel=0.01)
+    assert float((counts.mean(1) - 1).abs().max()) < 5 / 5000**0.5
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"resamples": n} for n in (1, 99, MOST + 1, 2.5, True)] + [{"seed": s} for s in (-1, 0.5)],
+)
+def test_numbers_that_are_refused(wrong):
+    with pytest.raises(InputError, match=f"{next(iter(wrong))} is"):
+        evaluate(Batch(*rows(10, 3)), **{"resamples": 100, **wrong})
+
+
+# --- intervals ---
+
+
+def draws(n=4000, *, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(n, generator=draw, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("power", [1 / 2, 1 / 3])
+def test_bias_lengthens_the_percentile_interval_on_the_side_of_the_truth(power):
+    values = draws()
+    values -= values.mean()
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    plain = interval(10.0, values + 10, power)
+    assert (plain.low, plain.high) == (pytest.approx(10 + low), pytest.approx(10 + high))
+    above, below = interval(10.0, values + 11, power), interval(10.0, values + 9, power)
+    longer = 1 / (2**power - 1)
+    assert (above.low, above.high) == (pytest.approx(plain.low - longer), pytest.approx(plain.high))
+    assert (below.low, below.high) == (pytest.approx(plain.low), pytest.approx(plain.high + longer))
+
+
+def test_pure_noise_reaches_down_to_zero():
+    """The norm of noise: the estimate is all bias, and the interval must hold 0."""
+    draw = torch.Generator().manual_seed(1)
+    gaps = torch.randn(15, generator=draw, dtype=torch.float64)
+    again = (gaps + torch.randn(4000, 15, generator=draw, dtype=torch.float64)).abs().sum(1)
+    assert interval(float(gaps.abs().sum()), again).low < 0 < again.quantile(0.025)
+
+
+def test_an_interval_holds_the_estimate_and_stays_where_the_metric_can_lie():
+    for seed in range(20):
+        shift = float(draws(1, seed=seed)) * 5
+        found = interval(shift, draws(100, seed=seed))
+        assert found.low <= shift <= found.high
+    assert interval(1.0, torch.ones(100)) == Interval(1.0, 1.0)
+    for name, column in COLUMNS.items():
+        found = metric_interval(name, 0.5, 10 * draws() + 5)
+        assert found.low == column.low, name
+        assert found.high <= column.high, name
+
+
+def test_what_the_resamples_cannot_say_is_left_open():
+    values = draws(100)
+    assert interval(math.nan, values) is UNKNOWN
+    values[:4] = math.nan
+    assert not math.isnan(interval(0.0, values).low)
+    values[:6] = math.nan  # more than 5 %: the others are no fair sample
+    assert interval(0.0, values) is interval(0.0, values[:0]) is UNKNOWN
+    assert UNKNOWN.as_json() == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high", "expected"),
+    [
+        ("ece", -0.2, -0.1, "better"),
+        ("ece", 0.1, 0.2, "worse"),
+        ("ece", -0.1, 0.1, "undecided"),
+        ("ece", -0.1, 0.0, "undecided"),
+        ("ece", -2e-8, -1e-8, "undecided"),  # rounding of the same logits
+        ("accuracy", -0.2, -0.1, "worse"),
+        ("auroc", 0.1, 0.2, "better"),
+        ("overconfidence", 0.1, 0.2, None),
+        ("ece", math.nan, math.nan, None),
+    ],
+)
+def test_verdicts(name, low, high, expected):
+    assert verdict(name, Interval(low, high)) == expected
+
+
+def test_scores_carry_intervals_when_asked():
+    logits, _ = rows(300, 4)
+    batch = Batch(logits, logits.argmax(1))
+    plain, scores = evaluate(batch), evaluate(batch, resamples=200)
+    assert plain.intervals == {}
+    assert plain.interval("ece") is UNKNOWN
+    assert set(scores.intervals) == set(scores.metrics) == set(COLUMNS)
+    assert math.isnan(scores.interval("auroc").low)  # every row is right
+    assert scores.as_json() == plain.as_json()
+    one = evaluate(Batch(logits[:1], batch.labels[:1]), resamples=100)
+    assert one.intervals == {}  # one row says nothing of others
+
+
+def test_the_table_of_coverage_is_that_of_its_result_file(imported):
+    module = imported("interval_coverage")
+    results = json.loads(module.RESULTS.read_text())
+    shown = module.DOCS.read_text().split(module.START)[1].split(module.END)[0].strip()
+    assert shown == module.table(results)
+    for name in module.SHOWN:
+        assert min(case["metrics"][name]["ours"] for case in results["coverage"]) >= 0.8
+        assert max(case["metrics"][name]["ours"] for case in results["false_findings"]) <= 0.08
