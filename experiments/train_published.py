@@ -1,0 +1,435 @@
+"""Trains networks as published, 350 epochs each, and judges what calibration does to them.
+
+    python experiments/train_published.py --data FOLDER --work FOLDER [--only NAME ...]
+    python experiments/train_published.py --merge FOLDER ... [--output FILE]
+
+What `featcal train DATASET NETWORK --published` does: steps of the rate, summed losses, gradients
+clipped to 2. --work holds a folder for each run: its checkpoint, from which a stopped run goes on,
+then `run.json`, once it is judged, and small files for later recipes. Several processes may work on
+one list side by side, best under CUDA MPS, each on the next run that nobody has; where there is no
+MPS, `--together` trains all in one process, each on a stream of its own. Thresholds and
+temperatures are fitted on val, never on test.
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import re
+import threading
+import time
+import traceback
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from train_grid import DUAL, MMCE, WITH_INTERVALS
+
+import featcal
+from featcal.analysis import EntropyGrowth, FeatureValues, Groups
+from featcal.datasets import load_images, normalisations, split
+from featcal.losses import parse_loss
+from featcal.models import build
+from featcal.report.compare import Comparison, compare, versions
+from featcal.train import Engine, Recipe, published_loss
+from featcal.train.engine import known_options
+from featcal.train.history import Batches
+from featcal.train.loop import Trainer, full_precision
+from featcal.train.recipe import EPOCHS, Plan
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "published.json"
+RECIPES = ("none", "temperature", "clip", "clip | temperature")
+JOINT = "clip | temperature"
+AGAINST = (None, 0, 0, 1, 1)  # each beside what it adds to
+BINS, RESAMPLES, SEED = 15, 1000, 0
+CONFIDENT = (0.9, 0.95)
+WATCH_EVERY = 10
+LARGEST = 16 * 2**20  # bytes of a file worth keeping
+NORMS = {"cifar10": ("matched",), "cifar100": ("matched", "reference")}
+LOSSES = ("focal", "label_smoothing", "brier", MMCE[0], "flsd", "dual_focal")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One network to train."""
+
+    dataset: str
+    network: str
+    loss: str = "ce"
+    seed: int = 1
+
+    @property
+    def text(self):
+        """The loss with the gamma published for this network."""
+        if self.loss != "dual_focal":
+            return self.loss
+        return f"dual_focal(gamma={DUAL[self.dataset, self.network]})"
+
+    @property
+    def name(self):
+        """What it is, as a folder is called."""
+        loss = re.sub(r"\W.*", "", self.loss)
+        return f"{self.dataset}-{self.network}-{loss}-{self.seed}"
+
+
+def grid():
+    """Every run, the most wanted first."""
+    both = ("cifar100", "cifar10")
+    small = [Run(dataset, "wrn16x4", seed=seed) for seed in (1, 2) for dataset in both]
+    large = [Run(dataset, "resnet50") for dataset in both]
+    losses = [Run(dataset, "wrn16x4", loss) for loss in LOSSES for dataset in both]
+    others = [Run(d, network) for network in ("resnet110", "densenet121") for d in both]
+    more = [Run("cifar10", "resnet50", loss) for loss in LOSSES]
+    return [*small, *large, *losses, *others, *more]
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+class Training:
+    """A run under way, and what is to be said of it."""
+
+    def __init__(self, run, splits, folder, epochs, every):
+        self.run, self.splits, self.folder = run, splits, folder
+        torch.manual_seed(run.seed)
+        self.model = build(run.network, len(splits.class_names))
+        recipe = Recipe.for_network(run.network, seed=run.seed).published()
+        self.recipe = recipe if epochs == recipe.epochs else recipe.lasting(epochs)
+        self.loss = published_loss(parse_loss(run.text))
+        self.engine = Engine.best()
+        self.pixels = normalisations(splits.name)[0]
+        torch.manual_seed(run.seed)
+        self.trainer = Trainer(self.model, splits, self.loss, self.recipe, self.engine, self.pixels)
+        self.trainer.settings |= {"network": run.network}
+        self.trainer.go_on_from(folder, every)
+        self.started = time.perf_counter()
+
+    def capture(self):
+        """Compiles the network and records its graph, while nothing else is on the device."""
+        trainer, epoch = self.trainer, self.trainer.position.epoch
+        if not self.engine.graph or epoch >= self.recipe.epochs:
+            return
+        trainer.step.loss = trainer.loss.at(epoch / self.recipe.epochs)
+        rows = next(Plan.of(self.recipe, epoch, trainer.rows).to(self.engine.device).steps())
+        trainer.model.train()
+        trainer.take._capture(rows)  # what the first step would do
+
+    def go(self):
+        """Trains what is left; the facts."""
+        done = self.trainer.position.epoch
+        self.history = self.trainer.run(WATCH_EVERY, self._say)
+        engine = self.engine.as_json()
+        return {
+            **{key: getattr(self.run, key) for key in ("dataset", "network", "seed")},
+            "loss": repr(self.loss),
+            "recipe": {**self.recipe.as_json(), "reduction": self.loss.reduction},
+            "falls": list(self.recipe.falls),
+            **{key: engine[key] for key in ("precision", "device", "compiled", "graph")},
+            "compiler": known_options() if self.engine.compiled else {},
+            "rows": {part: len(getattr(self.splits, part)) for part in ("train", "val", "test")},
+            "gone_on_after": done,
+            "seconds": sum(epoch.seconds for epoch in self.history),
+            "seconds_epoch": median(epoch.seconds for epoch in self.history),
+            "versions": versions(),
+            "features": self.model.feature_size,
+            "classes": len(self.splits.class_names),
+            "curve": [epoch.as_json() for epoch in self.history if epoch.watched is not None],
+        }
+
+    def _say(self, epoch):
+        if epoch.watched is None:
+            return
+        spent = time.perf_counter() - self.started
+        print(
+            f"{self.run.name} {epoch.epoch}/{self.recipe.epochs} rate {epoch.rate:.4g} loss "
+            f"{epoch.loss:.4f} accuracy {epoch.watched.accuracy:.4f} ece {epoch.watched.ece:.4f} "
+            f"{epoch.seconds:.2f} s an epoch, {spent:.0f} s",
+            flush=True,
+        )
+
+
+# --- judging -------------------------------------------------------------------------------------
+
+
+def told(row):
+    """A row with the intervals people ask for, and without what differs from run to run."""
+    for key in ("intervals", "differences"):
+        row[key] = {name: row[key][name] for name in WITH_INTERVALS} if row[key] else {}
+    row.pop("seconds", None)
+    return row
+
+
+def compared(val, test, head):
+    """The recipes step by step, and one of them jointly: fitted on val, scored on test."""
+    how = {"bins": BINS, "resamples": RESAMPLES, "seed": SEED}
+    steps = compare(val, test, list(RECIPES), head, mode="sequential", **how)
+    joint = compare(val, test, [JOINT], head, mode="joint", **how)
+    return Comparison((*steps.rows, *joint.rows), AGAINST, steps.settings)
+
+
+def fitted_values(found):
+    """Threshold and temperature of every row that has them; None for a clip of nothing."""
+    keys = ("threshold", "temperature")
+    steps = [[] if r.calibrator is None else r.calibrator.steps_in_order() for r in found.rows]
+    return [
+        {key: finite(getattr(step, key)) for step in some for key in keys if hasattr(step, key)}
+        for some in steps
+    ]
+
+
+def finite(value):
+    return float(value) if math.isfinite(value) else None
+
+
+def entropies(logits):
+    p = logits.double().log_softmax(1)
+    return -(p.exp() * p).sum(1)
+
+
+def mean_entropies(before, after, labels):
+    """Of all test rows, of wrong ones and of right ones, before and after the clip."""
+    right = before.argmax(1) == labels
+    groups = {"all": torch.ones_like(right), "wrong": ~right, "right": right}
+    old, new = entropies(before), entropies(after)
+    return {
+        name: {"rows": int(m.sum()), "before": float(old[m].mean()), "after": float(new[m].mean())}
+        for name, m in groups.items()
+        if m.any()
+    }
+
+
+def premises(test, clip, head):
+    """What the paper shows of features and entropies, of confident wrong and right test rows."""
+    found = {}
+    for level in CONFIDENT:
+        groups = Groups.of_data(test, head, level)
+        entropy = EntropyGrowth.of(test, clip, head, groups=groups).as_json()
+        found[f"entropy_{level:g}"] = entropy
+    groups = Groups.of_data(test, head, CONFIDENT[0])
+    found[f"values_{CONFIDENT[0]:g}"] = FeatureValues.of(test, head, groups=groups).as_json()
+    return found
+
+
+def whole(data, key):
+    return torch.cat([getattr(batch, key) for batch in data])
+
+
+def judged(training, facts):
+    """The results of a run, and the arrays that later recipes need."""
+    splits, model, device = training.splits, training.model, training.engine.device
+    norms = NORMS[splits.name]
+    with full_precision():
+        val = featcal.collect(model, Batches(splits.val, training.pixels, device))
+        tests = {
+            norm: featcal.collect(
+                model, Batches(splits.test, normalisations(splits.name, norm)[1], device)
+            )
+            for norm in norms
+        }
+    head = model.head.cpu()
+    parts = {"val": val, **{f"test_{norm}": test for norm, test in tests.items()}}
+    results, clip = {}, None
+    for norm, test in tests.items():
+        found = compared(val, test, head)
+        rows = found.as_json()["rows"]
+        modes = (*("sequential",) * len(RECIPES), "joint")
+        told_rows = [
+            {"mode": mode, "values": values, **told(row)}
+            for mode, values, row in zip(modes, fitted_values(found), rows, strict=True)
+        ]
+        clip = found.rows[RECIPES.index("clip")].calibrator
+        labels, logits = whole(test, "labels"), whole(test, "logits")
+        with torch.no_grad():
+            after = clip(whole(test, "features"), head)
+        results[norm] = {
+            "rows": told_rows,
+            "entropy": mean_entropies(logits, after, labels),
+            **premises(test, clip, head),
+        }
+    arrays = {}
+    kind = np.float32 if facts["classes"] <= 10 else np.float16
+    with torch.no_grad():
+        for part, data in parts.items():
+            features = whole(data, "features").float()
+            arrays |= {
+                f"{part}_logits": whole(data, "logits").numpy().astype(kind),
+                f"{part}_clipped": clip(features, head).numpy().astype(kind),
+                f"{part}_labels": whole(data, "labels").numpy().astype(np.uint8),
+                f"{part}_l2": features.norm(dim=1).numpy(),
+                f"{part}_l1": features.abs().sum(1).numpy(),
+            }
+    pack = {
+        **{f"{part}_features": whole(d, "features").half().numpy() for part, d in parts.items()},
+        **{f"{part}_labels": arrays[f"{part}_labels"] for part in parts},
+        "weight": head.weight.detach().numpy(),
+        "bias": head.bias.detach().numpy(),
+    }
+    return results, arrays, pack
+
+
+def finish(training, facts):
+    """Judges a run and writes what it leaves, the record last."""
+    began, folder = time.perf_counter(), training.folder
+    results, arrays, pack = judged(training, facts)
+    about = {key: facts[key] for key in ("dataset", "network", "loss", "seed", "recipe")}
+    np.savez_compressed(folder / "logits.npz", **arrays, meta=json.dumps(about))
+    if sum(array.nbytes for array in pack.values()) < LARGEST:
+        np.savez_compressed(folder / "pack.npz", **pack, meta=json.dumps(about))
+    facts = {**facts, "seconds_judging": time.perf_counter() - began, "results": results}
+    temporary = folder / "run.json.part"
+    temporary.write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    temporary.rename(folder / "run.json")
+    for path in folder.glob("*checkpoint*"):
+        path.unlink()
+    first = results["matched"]["rows"]
+    ece = {
+        f"{row['recipe']} {row['mode'][:5]}": round(100 * row["metrics"]["ece"], 2) for row in first
+    }
+    print(
+        f"{training.run.name}: done in {facts['seconds']:.0f} s, judged in "
+        f"{facts['seconds_judging']:.0f} s; accuracy {first[0]['metrics']['accuracy']:.4f}, "
+        f"c {first[2]['values']['threshold']}, ECE {ece}",
+        flush=True,
+    )
+
+
+# --- many runs -----------------------------------------------------------------------------------
+
+
+def claimed(folder):
+    """The open lock of a run that nobody else works on, or None; given back when we end."""
+    if (folder / "run.json").exists():
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = (folder / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        return None
+    return None if (folder / "run.json").exists() else lock
+
+
+def images(options, known, dataset):
+    if dataset not in known:
+        splits = split(load_images(dataset, options.data / dataset))
+        if options.rows:
+            some = torch.arange(options.rows)
+            parts = {p: getattr(splits, p).rows(some) for p in ("train", "val", "test")}
+            splits = replace(splits, **parts)
+        known[dataset] = splits
+    return known[dataset]
+
+
+def one_by_one(runs, options):
+    known, began = {}, time.monotonic()
+    for run in runs:
+        if time.monotonic() - began > options.until:
+            print(f"{run.name}: no time left", flush=True)
+            continue
+        folder = options.work / run.name
+        lock = claimed(folder)
+        if lock is None:
+            continue
+        splits = images(options, known, run.dataset)
+        training = Training(run, splits, folder, options.epochs, options.every)
+        with training.engine.at_work():
+            finish(training, training.go())
+        lock.close()
+
+
+def together(runs, options):
+    """All at once in this process, a stream and a thread for each; what is compiled comes first."""
+    known, trainings, judging = {}, [], threading.Lock()
+    torch.backends.cudnn.benchmark = True
+    for run in runs:
+        lock = claimed(options.work / run.name)
+        if lock is None:
+            continue
+        splits = images(options, known, run.dataset)
+        began = time.perf_counter()
+        training = Training(run, splits, options.work / run.name, options.epochs, options.every)
+        training.capture()
+        training.lock = lock
+        trainings.append(training)
+        print(f"{run.name}: ready after {time.perf_counter() - began:.0f} s", flush=True)
+
+    def work(training):
+        try:
+            device = training.engine.device
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    facts = training.go()
+                    torch.cuda.current_stream().synchronize()
+            else:
+                facts = training.go()
+            with judging:
+                finish(training, facts)
+        except Exception:
+            traceback.print_exc()
+
+    threads = [threading.Thread(target=work, args=(training,)) for training in trainings]
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def merged(folders):
+    """The finished runs of several folders as one file's worth, in the order of the list."""
+    paths = sorted(path for folder in folders for path in folder.glob("*/run.json"))
+    found = {path.parent.name: json.loads(path.read_text()) for path in paths}
+    order = {run.name: place for place, run in enumerate(grid())}
+    names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
+    for name in names:
+        if found[name]["recipe"]["epochs"] != EPOCHS:
+            raise SystemExit(f"{name} has {found[name]['recipe']['epochs']} epochs, a trial")
+    runs = [{"name": name, **found[name]} for name in names]
+    return {"made_by": "experiments/train_published.py", "versions": versions(), "runs": runs}
+
+
+def wanted(options):
+    runs = grid()
+    if not options.only:
+        return runs
+    known = {run.name: run for run in runs}
+    unknown = [name for name in options.only if name not in known]
+    if unknown:
+        raise SystemExit(f"--only {' '.join(unknown)}: not in the list; --list shows it")
+    return [known[name] for name in options.only]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, help="folder with cifar10/ and cifar100/")
+    parser.add_argument("--work", type=Path, help="folder with a folder for each run")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these runs, in this order")
+    parser.add_argument("--list", action="store_true", help="show the names of the runs")
+    parser.add_argument("--together", action="store_true", help="all at once in one process")
+    parser.add_argument("--every", type=float, default=60.0, help="seconds between checkpoints")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="fewer, for a trial")
+    parser.add_argument("--rows", type=int, help="of train, val and test each, for a trial")
+    parser.add_argument(
+        "--until", type=float, default=1e9, help="seconds after which no run begins"
+    )
+    parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(run.name for run in wanted(options)))
+    elif options.merge:
+        text = json.dumps(merged(options.merge), indent=1, allow_nan=False)
+        options.output.write_text(text + "\n")
+    elif options.data is None or options.work is None:
+        parser.error("--data and --work are missing: images, and a folder to work in")
+    else:
+        (together if options.together else one_by_one)(wanted(options), options)
+
+
+if __name__ == "__main__":
+    main()
