@@ -156,3 +156,26 @@ def test_every_snippet_of_the_models_page_runs(tmp_path, monkeypatch):
     ]
     assert names["pack"].manifest.class_names == ("cat", "dog", "owl")
     assert "layer3.calibrator.threshold" in names["early"].state_dict()
+
+
+def test_files_that_pages_name_are_there():
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(
+            r"`((?:tests|experiments|bench|examples)/[\w/]+\.py)", page.read_text()
+        )
+    }
+    inside = re.findall(
+        r"`(\w+/\w+\.(?:py|txt)|\w+/assets/[\w.]+)`", (ROOT / "docs/architecture.md").read_text()
+    )
+    assert len(named) > 20
+    assert len(inside) > 10
+    missing = [pair for pair in named if not (ROOT / pair[1]).exists()]
+    missing += [
+        path
+        for path in inside
+        if not any((r / path).exists() for r in (ROOT, ROOT / "src/featcal"))
+    ]
+    assert not missing
