@@ -52,6 +52,11 @@ LAYERS = {"antepenultimate": "layer3", "pre-antepenultimate": "layer2"}
 ABLATED = ("cifar10", "resnet50", "ce")
 
 
+def loss_text(dataset, network, loss):
+    """The loss as text, with the gamma published for this network."""
+    return f"dual_focal(gamma={DUAL[dataset, network]})" if loss == "dual_focal" else loss
+
+
 @dataclass(frozen=True)
 class Run:
     """One network to train."""
@@ -65,9 +70,7 @@ class Run:
     @property
     def text(self):
         """The loss with the gamma published for this network."""
-        if self.loss != "dual_focal":
-            return self.loss
-        return f"dual_focal(gamma={DUAL[self.dataset, self.network]})"
+        return loss_text(self.dataset, self.network, self.loss)
 
     @property
     def name(self):

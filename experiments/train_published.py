@@ -25,7 +25,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from train_grid import DUAL, MMCE, WITH_INTERVALS
+from train_grid import MMCE, WITH_INTERVALS, loss_text
 
 import featcal
 from featcal.analysis import EntropyGrowth, FeatureValues, Groups
@@ -63,9 +63,7 @@ class Run:
     @property
     def text(self):
         """The loss with the gamma published for this network."""
-        if self.loss != "dual_focal":
-            return self.loss
-        return f"dual_focal(gamma={DUAL[self.dataset, self.network]})"
+        return loss_text(self.dataset, self.network, self.loss)
 
     @property
     def name(self):

@@ -185,8 +185,7 @@ def ks_error(probs: Values = None, labels: Values = None, *, logits: Values = No
 #
 # A Gaussian of width s reflected for ever at 0 and 1 is the heat kernel of [0, 1], so the smoothed
 # residual is a cosine series with a factor exp(-(pi k s)^2 / 2) on term k: a few coefficients of
-# the
-# data, computed once, give it exactly for every s.
+# the data, computed once, give it exactly for every s.
 
 MAX_TERMS = 8192
 NEGLIGIBLE = 1e-12  # the damping below which a term is left out
