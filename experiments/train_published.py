@@ -100,8 +100,7 @@ class Training:
         self.pixels = normalisations(splits.name)[0]
         torch.manual_seed(run.seed)
         self.trainer = Trainer(self.model, splits, self.loss, self.recipe, self.engine, self.pixels)
-        self.trainer.settings |= {"network": run.network}
-        self.trainer.go_on_from(folder, every)
+        self.trainer.go_on_from(folder, every, {"network": run.network})
         self.started = time.perf_counter()
 
     def capture(self):
