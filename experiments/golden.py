@@ -665,11 +665,11 @@ def import_case(kind):
 
 
 def read_files():
-    from featcal.data import import_npz, read_files
+    from featcal.data import import_files, read_files
 
     folder = write_inputs()
     table = read_files([folder / "logit" / "val.csv"], ignore=["id"])
-    made = import_npz(folder / "logits.npz", "imported-python")
+    made = import_files(folder / "logits.npz", "imported-python")
     return table, read_files([folder / "features.npz"]), made.splits, made.manifest
 
 
@@ -991,10 +991,11 @@ def loss_values():
 
 
 def theory_values():
-    """Every formula on a grid, and the figure's numbers."""
+    """Every formula on a grid."""
     import torch
 
     from featcal import theory
+    from featcal.theory import printed
 
     grid = torch.tensor([0.05, 0.3, 0.9, 1.0, 1.7, 4.0])
     given = {
@@ -1005,7 +1006,7 @@ def theory_values():
         "s_high": grid[3:],
     }
     found = {}
-    for module in (theory, theory.printed):
+    for module in (theory, printed):
         names = getattr(module, "__all__", sorted(vars(module)))
         for name in names:
             formula = getattr(module, name)
@@ -1016,8 +1017,7 @@ def theory_values():
                 key = f"{module.__name__}.{name}"
                 found[key] = attempt(formula, **{k: given[k] for k in wanted})
                 found[f"{key}, floats"] = attempt(formula, **dict.fromkeys(wanted, 1.3))
-    curves = theory.PrintedAgainstCorrect.of(c=0.8, sigmas=[0.2, 0.5, 1.0, 2.0])
-    return found, theory.PrintedAgainstCorrect.of(), curves
+    return found
 
 
 def dataset_values():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from featcal.data import import_npz
+from featcal.data import import_files
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT.parent / "shared" / "packs" / "cifar100-wrn16x4.npz"
@@ -50,7 +50,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / SOURCE.name
         np.savez(file, **arrays)
-        pack = import_npz(file, out)
+        pack = import_files(file, out)
     print(json.dumps(pack.summary(), indent=1))
 
 

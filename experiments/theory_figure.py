@@ -17,8 +17,8 @@ from paper_docs import fill
 
 import featcal
 from featcal import theory
-from featcal.report.diagram import METADATA, own_style
-from featcal.theory import PrintedAgainstCorrect, printed
+from featcal.report import diagram
+from featcal.theory import printed
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS, RESULTS = ROOT / "docs" / "theory.md", ROOT / "results" / "theory.json"
@@ -32,6 +32,11 @@ THRESHOLDS = (0.05, 0.2, PAPER_CLIP, 0.5, 1.0, 2.0, 5.0)
 PLACES = ((PAPER_CLIP, 0.15), (PAPER_CLIP, 0.3), (PAPER_CLIP, 0.6), (1.0, 0.5), (1.0, 1.0))
 WORDS = ("network",)  # columns of words, the others are of numbers
 GROUPS = {"hce": "wrong", "lce": "right"}
+SPAN, POINTS = (0.1, 3.0), 291  # of s in the picture, in thresholds; steps of a hundredth
+ROOM = 0.12  # of the height of the curves, above and below them
+CORRECT = {"color": diagram.BLUE, "linewidth": 2.2, "linestyle": "-"}
+PRINTED = {"color": diagram.VERMILLION, "linewidth": 1.6, "linestyle": (0, (5, 2))}
+OF_PRINTED = {"color": diagram.PURPLE, "linewidth": 1.8, "linestyle": (0, (1, 1.2))}
 
 
 # --- formulas ------------------------------------------------------------------------------------
@@ -162,9 +167,46 @@ def sections(results):
 
 
 def draw():
-    with own_style():
-        figure = PrintedAgainstCorrect.of(c=PAPER_CLIP).plot().axes[0].figure
-        figure.savefig(PICTURE, metadata=METADATA["svg"])
+    """The entropy gain and its derivative in s, as printed and as they are."""
+    from matplotlib.figure import Figure
+
+    s = PAPER_CLIP * torch.linspace(*SPAN, POINTS, dtype=torch.float64)
+    panels = {
+        "entropy gain ΔH": {
+            "correct": (theory.entropy_gain, CORRECT),
+            "as printed, Eq. (9)": (printed.entropy_gain, PRINTED),
+        },
+        "derivative of ΔH in s": {
+            "correct": (theory.entropy_gain_slope, CORRECT),
+            "of Eq. (9), taken correctly": (printed.entropy_gain_slope, OF_PRINTED),
+            "as plotted, Eq. (12)": (printed.plotted_slope, PRINTED),
+        },
+    }
+    with diagram.own_style():
+        figure = Figure(figsize=(7.2, 3.5), layout="constrained")
+        for ax, (what, curves) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+            panel(ax, what, s, curves)
+        figure.savefig(PICTURE, metadata=diagram.METADATA["svg"])
+
+
+def panel(ax, what, s, curves):
+    ink, turn = ax.xaxis.label.get_color(), theory.turning_point(PAPER_CLIP)
+    ax.axhline(0, color=ink, linewidth=diagram.EDGE, zorder=1)
+    ax.axvline(turn, color=ink, linewidth=1, linestyle=":", zorder=1)
+    for label, (formula, look) in curves.items():
+        ax.plot(s.tolist(), formula(PAPER_CLIP, s).tolist(), label=label, **look)
+    # Room for 0 and for every curve from s*/2 on; the printed ones run to infinity below.
+    far = s[s >= 0.5 * turn]
+    seen = torch.stack([formula(PAPER_CLIP, far) for formula, _ in curves.values()])
+    low, high = min(0.0, seen.min().item()), max(0.0, seen.max().item())
+    room = ROOM * (high - low)
+    ax.set(xlim=(0, s[-1].item()), ylim=(low - room, high + room))
+    place = ((turn, 0), (3, 3), ("data", "axes fraction"), "offset points")
+    ax.annotate(f"s* = {turn:.3g}", *place, size=diagram.TEXT, color=ink, annotation_clip=True)
+    title = f"{what}, c = {PAPER_CLIP:g}"
+    ax.set_title(title, loc="left", size=diagram.TEXT + 1, weight="bold")
+    ax.set_xlabel("standard deviation s before the ReLU", size=diagram.TEXT)
+    ax.legend(loc="best", fontsize=diagram.TEXT, frameon=False, labelcolor=ink, handlelength=3)
 
 
 def main():

@@ -37,7 +37,7 @@ from featcal.train import Engine, Recipe, published_loss
 from featcal.train.engine import known_options
 from featcal.train.history import Batches
 from featcal.train.loop import Trainer, full_precision
-from featcal.train.recipe import EPOCHS, Plan
+from featcal.train.recipe import EPOCHS, steps_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "published.json"
 RECIPES = ("none", "temperature", "clip", "clip | temperature")
@@ -109,7 +109,7 @@ class Training:
         if not self.engine.graph or epoch >= self.recipe.epochs:
             return
         trainer.step.loss = trainer.loss.at(epoch / self.recipe.epochs)
-        rows = next(Plan.of(self.recipe, epoch, trainer.rows).to(self.engine.device).steps())
+        rows, *_ = steps_of(self.recipe, epoch, len(self.splits.train), self.engine.device)
         trainer.model.train()
         trainer.take._capture(rows)  # what the first step would do
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import featcal
-from featcal import Batch, FeatureClip, InputError, Temperature, attach, collect, find_head
+from featcal import Batch, FeatureClip, InputError, Temperature, collect, find_head
 from featcal.heads.head import CalibratedHead
 
 
@@ -232,18 +232,6 @@ def test_the_loader_may_have_any_form(model, loader):
         model, [(y, x, "note")], "temperature", unpack=lambda batch: (batch[1], batch[0])
     )
     assert torch.equal(found.eval()(x), expected(x))
-
-
-def test_the_same_in_parts(model, loader):
-    data = collect(model, loader)
-    calibrator = (FeatureClip() | Temperature()).fit(data, model.fc)
-    assert str(calibrator).startswith("clip | temperature")
-    assert "threshold=" in str(calibrator)
-    found = attach(model, calibrator, head="fc").eval()
-    short = featcal.calibrate(model, loader).eval()
-    x, _ = blobs(50, 5)
-    assert torch.equal(found(x), short(x))
-    assert find_head(model) == "fc"
 
 
 def test_evaluate_scores_what_the_calibrated_model_gives(model, loader):

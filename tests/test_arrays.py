@@ -361,17 +361,6 @@ def test_a_head_of_one_row_has_two_classes(bias):
     assert estimator.decision_function(features).shape == (400,)
 
 
-def test_a_head_in_another_precision(world):
-    data = world
-    weight, bias = heads(data)["arrays"]
-    double = data.features.double().numpy()
-    narrow = Calibrated("temperature", head=(weight, bias)).fit(double, data.labels)
-    wide = Calibrated("temperature", head=(weight.astype(float), bias)).fit(double, data.labels)
-    assert narrow.predict_proba(double).dtype == np.float32
-    assert wide.predict_proba(double).dtype == np.float64
-    np.testing.assert_allclose(narrow.predict_proba(double), wide.predict_proba(double), atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("head", "text"),
     [

@@ -24,8 +24,8 @@ from featcal import (
     write_pack,
 )
 
-N, D = 300, 16
-RECIPES = [*sorted(METHODS), "clip | temperature", "clip | isotonic"]
+N, D = 250, 12
+RECIPES = [*sorted(METHODS), "clip | temperature"]
 LOGIT_RECIPES = [recipe for recipe in RECIPES if not parse(recipe).needs_features]
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
@@ -103,9 +103,7 @@ def test_one_logit_is_fitted_as_the_two_it_stands_for(recipe, world, pair, fitte
     assert found.report.loss_before == pytest.approx(float(entropy), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    "recipe", ["clip", "vector", "isotonic", "histogram", "ensemble", "proximity"]
-)
+@pytest.mark.parametrize("recipe", ["vector", "isotonic", "ensemble", "proximity"])
 def test_nothing_depends_on_which_class_is_called_1(recipe, world, fitted):
     mirror = layer(-world.one.weight, -world.one.bias)
     found = fit(recipe, Batch(-world.z, world.labels == 0, world.features), mirror)

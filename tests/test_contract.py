@@ -93,17 +93,6 @@ def test_neither_order_nor_batches_nor_train_mode_nor_an_earlier_fit_matter(reci
     same_fit(calibrator, fitted(recipe, mode), world, rtol=1e-5)
 
 
-@seen
-@every_single
-def test_small_data_in_any_order_and_split(recipe, mode):
-    small = make_world(n=60, d=6, k=3, heat=2.0)
-    whole = Batch(small.logits, small.labels, small.features)
-    one = fit(recipe, whole, small.head, mode=mode)
-    mixed = whole.rows(torch.randperm(60, generator=torch.Generator().manual_seed(3)))
-    parts = [mixed.rows(slice(0, 7)), mixed.rows(slice(7, 7)), mixed.rows(slice(7, 60))]
-    same_fit(one, fit(recipe, parts, small.head, mode=mode), small, rtol=1e-4)
-
-
 @every_single
 def test_logit_methods_need_no_head_and_others_say_what_they_need(recipe, mode, world):
     calibrator, only_logits = parse(recipe), Batch(world.logits, world.labels)

@@ -17,46 +17,35 @@ NEEDED = {"featcal", "numpy", "safetensors", "torch"}
 
 PROBE = """
 import sys, time, torch, numpy, safetensors.torch
+random, threads = torch.get_rng_state(), torch.get_num_threads()
 before, started = set(sys.modules), time.process_time()
 import featcal
 print(time.process_time() - started)
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - set(sys.stdlib_module_names)))
+assert torch.equal(random, torch.get_rng_state()) and threads == torch.get_num_threads()
+assert torch.is_grad_enabled() and torch.get_default_dtype() is torch.float32
 """
 BUDGET = 0.3  # seconds beyond the import of torch, promised in the README
 
 
-def probed(cache):
-    """CPU seconds of the import, and the packages it brought; bytecode is kept as installed."""
+def test_import_is_quick_and_silent_and_brings_torch_numpy_and_safetensors_alone(tmp_path):
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", PROBE],
-        env={**env, "PYTHONPYCACHEPREFIX": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    seconds, packages = done.stdout.splitlines()
-    return float(seconds), set(packages.split())
-
-
-def test_import_is_quick_and_brings_torch_numpy_and_safetensors_alone(tmp_path):
-    runs = [probed(tmp_path) for _ in range(4)]  # the first one writes the bytecode
-    assert all(packages <= NEEDED for _, packages in runs)
-    assert min(seconds for seconds, _ in runs) < BUDGET
-
-
-def test_import_prints_nothing_and_touches_no_global_state():
-    probe = (
-        "import torch; s = torch.get_rng_state(); n = torch.get_num_threads(); import featcal; "
-        "assert torch.equal(s, torch.get_rng_state()); assert n == torch.get_num_threads(); "
-        "assert torch.is_grad_enabled(); assert torch.get_default_dtype() is torch.float32"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", probe], capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    env["PYTHONPYCACHEPREFIX"] = str(tmp_path)  # bytecode is kept, as where it is installed
+    for _ in range(4):  # the first one writes the bytecode
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", PROBE],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        seconds, packages = done.stdout.splitlines()
+        assert set(packages.split()) <= NEEDED
+        if float(seconds) < BUDGET:
+            break
+    assert float(seconds) < BUDGET
 
 
 def test_the_layers_hold():

@@ -8,7 +8,7 @@ from featcal.api import calibrate
 from featcal.core.batch import Batch
 from featcal.core.calibrator import METHODS, Calibrator, FeatureMap, LogitMap, Pipeline
 from featcal.core.checks import CalibrationWarning, InputError
-from featcal.core.loss import Loss
+from featcal.core.fit import Loss
 from featcal.core.text import parse
 from featcal.data import Pack, import_files, write_pack
 from featcal.data.collect import collect

@@ -335,16 +335,14 @@ def _classes(y: Array, columns: int, given: Iterable[Any] | None) -> Array:
 
 def _codes(y: Array, classes: Array) -> Tensor:
     """The column of each label, (n,) int64."""
-    found, place = np.unique(y, return_inverse=True)
-    columns = {label: column for column, label in enumerate(classes.tolist())}
-    strange = [label for label in found.tolist() if label not in columns]
-    if strange:
-        row = int(np.flatnonzero(y == strange[0])[0])
+    strange = ~np.isin(y, classes)
+    if strange.any():
+        row = int(np.flatnonzero(strange)[0])
         raise InputError(
-            f"y[{row}] is {strange[0]!r}, which is none of the {len(classes)} classes: "
+            f"y[{row}] is {y[row].item()!r}, which is none of the {len(classes)} classes: "
             "name the class of every column in classes="
         )
-    return torch.tensor([columns[label] for label in found.tolist()])[torch.from_numpy(place)]
+    return torch.from_numpy(np.searchsorted(classes, y))
 
 
 def _read_head(given: Any) -> Head | None:  # noqa: ANN401 - whatever the caller passed

@@ -53,27 +53,36 @@ def load(path: Path | str) -> Calibrator:
             metadata = file.metadata() or {}
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a whole safetensors file (truncated or of another kind): "
-            "fit the calibrator again"
-        ) from error
+        raise InputError(f"{path} is no whole safetensors file: fit it again") from error
     if metadata.get("format") != FORMAT:
         raise InputError(f"{path} is not a featcal calibrator: make one with 'featcal fit'")
     if metadata.get("version") != str(VERSION):
-        raise InputError(
-            f"{path} has calibrator format {metadata.get('version')}, and this featcal reads "
-            f"{VERSION}: update featcal"
-        )
+        raise InputError(f"{path} is of another version than {VERSION}: update featcal")
     try:
         calibrator = parse(metadata.get("recipe", ""))
         calibrator.load_state_dict(tensors)
-        calibrator.check()
         record = json.loads(metadata.get("report", "null"))
         calibrator.report = None if record is None else FitReport.of_record(record)
+        _try_out(calibrator)
     except InputError as error:
         raise InputError(f"{path}: {error}; fit it again") from error
-    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
         raise InputError(
             f"{path} does not hold what its recipe {metadata.get('recipe')!r} needs: fit it again"
         ) from error
     return calibrator
+
+
+@torch.no_grad()
+def _try_out(calibrator: Calibrator) -> None:
+    """Refuses fitted values that give no logits, as a damaged file may hold them."""
+    report = calibrator.report
+    if report is None or not report.classes:
+        return
+    generator, size = torch.Generator().manual_seed(0), torch.logspace(-2, 2, 64)[:, None]
+    logits = size * torch.randn(64, report.classes, generator=generator)
+    features = size * torch.randn(64, max(report.features, 1), generator=generator)
+    found = calibrator(features, lambda x: logits + 0 * x.sum(1, keepdim=True))
+    same = bool((found.argmax(1) == logits.argmax(1)).all()) or not calibrator.keeps_accuracy
+    if found.shape != logits.shape or not bool(torch.isfinite(found).all()) or not same:
+        raise InputError(f"{calibrator}: no fit gives such values: the file is damaged")

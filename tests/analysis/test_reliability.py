@@ -1,5 +1,7 @@
-"""Bootstrap bands of reliability diagrams, and diagrams before and after."""
+"""Bands of reliability diagrams, before and after; calibration by class and by any group."""
 
+import json
+import math
 import warnings
 
 import matplotlib.pyplot as plt
@@ -8,8 +10,9 @@ import pytest
 import torch
 
 from featcal import Batch, parse
-from featcal.analysis import BandedDiagram, BeforeAfter
+from featcal.analysis import BandedDiagram, BeforeAfter, GroupCalibration
 from featcal.core.checks import InputError
+from featcal.metrics import ece
 from featcal.report import ReliabilityDiagram
 from featcal.report.bootstrap import Resamples
 
@@ -60,13 +63,9 @@ def test_a_bin_all_right_still_has_a_band():
 
 
 def test_arguments_are_checked(net):
-    rows = {"logits": net.test.logits, "labels": net.test.labels}
-    with pytest.raises(InputError, match="resamples is 0: a band needs some"):
-        BandedDiagram.of(**rows, resamples=0)
-    with pytest.raises(InputError, match="resamples is 0: a band needs some"):
-        BeforeAfter.of(net.test, net.clip, net.head, resamples=0)
-    with pytest.raises(InputError, match="of_class is 9"):
-        BandedDiagram.of(**rows, of_class=9)
+    for wrong in ({"resamples": 0}, {"of_class": 9}):
+        with pytest.raises(InputError, match=r"resamples is 0: a band needs some|of_class is 9"):
+            BandedDiagram.of(logits=net.test.logits, labels=net.test.labels, **wrong)
 
 
 def test_before_and_after_are_those_of_the_logits(net):
@@ -100,3 +99,68 @@ def test_bands_are_drawn_where_there_are_rows_enough(net):
     with pytest.raises(InputError, match="ax is not a pair of axes"):
         pair.plot(axes[0])
     plt.close(figure)
+
+
+def naive(logits, labels, group, count):
+    rows = []
+    for own in range(count):
+        chosen = torch.tensor([int(g) == own for g in group])
+        if not chosen.any():
+            rows.append((0, math.nan, math.nan, math.nan))
+            continue
+        sure, predicted = logits[chosen].softmax(1).max(1)
+        right = (predicted == labels[chosen]).double()
+        error = ece(logits=logits[chosen], labels=labels[chosen])
+        rows.append((int(chosen.sum()), float(right.mean()), float(sure.double().mean()), error))
+    return np.array(rows).T
+
+
+def agree(found, *of):
+    count, accuracy, confidence, error = naive(*of)
+    np.testing.assert_array_equal(found.count, count)
+    np.testing.assert_allclose(found.accuracy, accuracy, rtol=1e-12)
+    np.testing.assert_allclose(found.confidence, confidence, rtol=1e-12)
+    np.testing.assert_allclose(found.overconfidence, confidence - accuracy, atol=1e-12)
+    np.testing.assert_allclose(found.ece, error, atol=1e-12)
+
+
+def test_classes_and_groups_equal_a_loop(net):
+    found = GroupCalibration.of(net.test, None, net.head)
+    agree(found, net.test.logits, net.test.labels, net.test.logits.argmax(1), 5)
+    assert found.by == "predicted class"
+    group = torch.arange(600) % 7
+    group[group == 3] = 4  # one group stays empty
+    found = GroupCalibration.of(net.test, net.clip, net.head, groups=group, names=list("abcdefg"))
+    agree(found, net.clip(net.test.features, net.head), net.test.labels, group, 7)
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["groups"][3]["accuracy"] is None
+    assert 3 not in told["worst"]
+    assert told["recipe"] == "clip"
+
+
+def test_small_groups_are_flagged_and_come_last(net):
+    group = torch.zeros(600, dtype=torch.int64)
+    group[:5] = 1
+    wrong = Batch(net.test.logits, net.test.labels.clone(), net.test.features)
+    wrong.labels[:5] = (wrong.logits[:5].argmax(1) + 1) % 5
+    found = GroupCalibration.of(wrong, None, net.head, groups=group)
+    assert found.few.tolist() == [False, True]
+    assert abs(float(found.overconfidence[1])) > abs(float(found.overconfidence[0]))
+    assert found.worst() == [0, 1]
+    low, high = found.interval[1].tolist()
+    assert high - low > 0.3
+
+
+def test_groups_are_checked_and_the_picture_names_them(net):
+    for groups in (torch.zeros(3, dtype=torch.int64), torch.zeros(600), torch.full((600,), -1)):
+        with pytest.raises(
+            InputError, match=r"groups are .* one integer from 0 up for each of the"
+        ):
+            GroupCalibration.of(net.test, None, net.head, groups=groups)
+    for wrong in ("abcde", ["a", "b"]):
+        with pytest.raises(InputError, match="names has"):
+            GroupCalibration.of(net.test, None, net.head, names=wrong)
+    names = [f"class_{i}" for i in range(5)]
+    found = GroupCalibration.of(net.test, None, net.head, names=names).plot()
+    labels = [text.get_text() for text in found.axes.get_yticklabels()]
+    assert [label.partition(" ")[0] for label in labels] == [names[g] for g in found.worst()]

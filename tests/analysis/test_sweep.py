@@ -1,7 +1,8 @@
-"""The sweep of thresholds: every number against the methods and metrics themselves."""
+"""Clipping elsewhere: every number of a sweep and of other layers against doing it by hand."""
 
 import json
 import math
+from collections import OrderedDict
 from unittest import mock
 
 import numpy as np
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import featcal
 from featcal import Batch, evaluate, parse
-from featcal.analysis import ClipSweep, EntropyGrowth
+from featcal.analysis import ClipSweep, EntropyGrowth, LayerAblation
 from featcal.analysis import sweep as sweep_passes
 from featcal.analysis.sweep import logits_at
 from featcal.core.checks import InputError
@@ -79,10 +81,9 @@ def test_several_tails_share_one_grid_and_are_what_each_is_alone(net):
         assert torch.equal(alone.val.nll, one.val.nll)
         assert alone.best == one.best
         assert alone.values == one.values
-    with pytest.raises(InputError, match="fitted has 1 entries for 2 recipes"):
-        ClipSweep.several(net.val, net.test, net.head, fitted=[1.0])
-    with pytest.raises(InputError, match="thens is 'temperature': pass a list"):
-        ClipSweep.several(net.val, net.test, net.head, thens="temperature")
+    for wrong in ({"fitted": [1.0]}, {"thens": "temperature"}):
+        with pytest.raises(InputError, match=r"fitted has 1 entries for 2 recipes|thens is 'temp"):
+            ClipSweep.several(net.val, net.test, net.head, **wrong)
     # A tail that comes twice, as where the arguments of the clips differ, is swept once.
     passes = mock.Mock(wraps=sweep_passes.fit_quietly)
     plan = {"thens": [BRIER, BRIER], "fitted": [0.9, 1.1], "points": 8}
@@ -226,15 +227,46 @@ def test_logits_at_every_threshold_are_those_of_clipped_features(n, thresholds, 
         torch.testing.assert_close(logits, head(features.clamp(-c, c)), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("kind", ["many classes", "few classes", "another head", "half precision"])
-def test_only_linear_heads_of_many_classes_are_followed(kind):
-    features, head = torch.randn(4, 6), nn.Linear(6, 5 if kind == "few classes" else 300)
-    if kind == "another head":
-        head = nn.Sequential(head, nn.ReLU())
-    own = head(features).detach()
-    if kind == "half precision":
-        features, head = features.half(), head.half()
-    followed = mock.Mock(wraps=sweep_passes.LinearPath)
-    with mock.patch.object(sweep_passes, "LinearPath", followed), torch.no_grad():
-        assert logits_at([0.1, 9.0], features, own, head).shape == (2, *own.shape)
-    assert followed.called == (kind == "many classes")
+@pytest.fixture(scope="module")
+def layered():
+    torch.manual_seed(0)
+    parts = {"first": nn.Sequential(nn.Linear(6, 16), nn.ReLU())}
+    parts["second"] = nn.Sequential(nn.Linear(16, 12), nn.ReLU())
+    model = nn.Sequential(OrderedDict(**parts, fc=nn.Linear(12, 3)))
+    with torch.no_grad():
+        model.fc.weight *= 6
+        x = 2 * torch.randn(600, 6)
+        y = (model(x) / 3 + 1.5 * torch.randn(600, 3)).argmax(1)
+    return model, [(x[:300], y[:300])], [(x[300:], y[300:])]
+
+
+def test_rows_are_those_of_calibrate(layered):
+    model, val, test = layered
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = LayerAblation.of(model, val, test, {"early": "first"})
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert [row.layer for row in found.rows] == [None, "logits", "features", "first"]
+    assert [row.label for row in found.rows][-1] == "early"
+    for row, (recipe, layer) in zip(
+        found.rows[1:], [("logit_clip", None), ("clip", None), ("clip", "first")], strict=True
+    ):
+        clip = parse(recipe)
+        calibrated = featcal.calibrate(model, val, clip, layer=layer)
+        scores = evaluate(featcal.collect(calibrated, test)).metrics
+        assert row.threshold == float(clip.threshold)
+        assert row.metrics == {name: scores[name] for name in ("accuracy", "ece", "nll", "brier")}
+    baseline = evaluate(featcal.collect(model, test)).metrics
+    assert found.rows[0].metrics["ece"] == baseline["ece"]
+    assert math.isinf(found.rows[0].threshold)
+    told = json.loads(json.dumps(found.as_json(), allow_nan=False))
+    assert told["rows"][0]["threshold"] is None
+    assert set(told["rows"][0]) == {"label", "layer", "threshold", "metrics"}
+    widths = [bar.get_width() for bar in found.plot().axes.patches]
+    assert widths == pytest.approx([100 * row.metrics["ece"] for row in found.rows])
+
+
+def test_layers_are_checked(layered):
+    with pytest.raises(InputError, match=r"layers is the text 'first': pass a list of paths"):
+        LayerAblation.of(*layered, "first")
+    with pytest.raises(InputError, match="a loader is missing"):
+        LayerAblation.of(layered[0])

@@ -155,21 +155,6 @@ def test_mlflow(found, mlflow):
     assert files == ["calibration/reliability-2.png"]
 
 
-def test_a_namesake_of_mlflows_log_figure_is_left_alone(found):
-    class Experiment:
-        """As Comet's, whose figures come with other arguments."""
-
-        def log_metrics(self, numbers, prefix=None, step=None):
-            self.seen = numbers, step
-
-        def log_figure(self, figure_name=None, figure=None):
-            raise AssertionError("it would take the figure for a name")
-
-    logger = Experiment()
-    sent = log(logger, found.scores, step=3)
-    assert logger.seen == (sent, 3)
-
-
 class Sent:
     """A real run that is watched: what it was told is kept beside."""
 

@@ -1,7 +1,7 @@
 """A module of networks and loaders, as a user of `featcal collect` has one."""
 
 BUILD = """
-import time, torch
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -45,11 +45,6 @@ def texts():
     model = Bag()
     model.words.mode = "sum"
     return model, batches
-
-def slow():
-    model, loaders = build()
-    model.register_forward_pre_hook(lambda *_: print("batch", flush=True) or time.sleep(0.2))
-    return model, loaders
 
 def words():
     model = nn.Sequential(nn.Embedding(9, 8), Mean(), nn.Linear(8, 3))

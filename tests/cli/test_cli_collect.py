@@ -1,17 +1,16 @@
 """featcal collect and featcal export: from a function that builds a network to files."""
 
-import signal
-import subprocess
 import sys
 import textwrap
 
 import numpy as np
 import pytest
 import torch
-from cli_cases import done, refused, tree
+from cli_cases import done, featcal, refused, tree
 from nets import BUILD
 
 from featcal import Pack, attach, load
+from featcal.core.progress import listen
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,18 +63,17 @@ def test_mixed_precision_and_inner_layers():
 
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(project):
     done("collect", "my_nets:build", "-o", "whole", "--shard-rows", "16")
-    command = [sys.executable, "-m", "featcal", "collect", "my_nets:slow", "-o", "cut"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*command, "--shard-rows", "16"], **pipes) as process:
-        for _ in range(5):
-            assert process.stdout.readline() == "batch\n"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    command = ("collect", "my_nets:build", "-o", "cut", "--shard-rows", "16")
+
+    def stop(_, rows, __):
+        if rows > 40:
+            raise KeyboardInterrupt
+
+    with listen(stop):
+        ran = featcal(*command)
     kept = "what is done is kept in cut.partial; give the same command to go on."
-    assert err == f"Interrupted: {kept}\n"
-    found = done("collect", "my_nets:build", "-o", "cut", "--shard-rows", "16", "--json").json
-    assert found["resumed"] is True
+    assert (ran.code, ran.err) == (130, f"Interrupted: {kept}\n")
+    assert done(*command, "--json").json["resumed"] is True
     assert tree(project / "cut") == tree(project / "whole")
 
 

@@ -1,4 +1,7 @@
-"""The command as a process: exit codes, signals, pipes and a terminal."""
+"""The command as a process: exit codes, signals, pipes and a terminal.
+
+All but one are made by fork, for torch takes seconds to load.
+"""
 
 import fcntl
 import json
@@ -12,21 +15,63 @@ import subprocess
 import sys
 import termios
 import time
+import traceback
 import urllib.request
 
+import pytest
 from cli_cases import arrays, done, featcal, packed, refused, tree
 from train_cases import words
 
-from featcal.cli import app
+from featcal.cli import app, main
 from featcal.data.pack import DEMO
+from featcal.train import run_folder
 
-FEATCAL = [sys.executable, "-m", "featcal"]
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 LONGEST = 120  # seconds to wait for a sign of life
 
 
-def environment(**more):
-    quiet = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-    return {**quiet, "OMP_NUM_THREADS": "1", **more}
+def run_command(args, out, err, environment):
+    """What the child does: the command, with its output to these files, and the end."""
+    code = 99
+    try:
+        os.environ.update(environment)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.stdout, sys.stderr = os.fdopen(out, "w"), os.fdopen(err, "w")
+        main([str(arg) for arg in args])
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Process:
+    """A command in a process of its own, whose output is read as it comes."""
+
+    def __init__(self, *args, **environment):
+        self.out, out = os.pipe()
+        self.err, err = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.out)
+            os.close(self.err)
+            run_command(args, out, err, environment)
+        os.close(out)
+        os.close(err)
+        self.out, self.err = os.fdopen(self.out), os.fdopen(self.err)
+
+    def end(self):
+        """Exit code, and what else was said."""
+        said, errors = ("" if pipe.closed else pipe.read() for pipe in (self.out, self.err))
+        self.out.close()
+        self.err.close()
+        return ended(self.pid), said, errors
+
+
+def ended(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 class Terminal:
@@ -36,9 +81,9 @@ class Terminal:
         self.seen = ""
         self.pid, self.screen = pty.fork()
         if self.pid == 0:
-            more = {"LANG": "C.UTF-8", "TERM": os.environ.get("TERM", "xterm-256color")}
-            os.execve(FEATCAL[0], [*FEATCAL, *map(str, args)], environment(**more))
-        fcntl.ioctl(self.screen, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+            os.environ.pop("COLUMNS", None)
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+            run_command(args, 1, 2, {"LANG": "C.UTF-8", "TERM": "xterm-256color"})
 
     def read(self, until=None):
         """Reads to the end, or until a text has appeared."""
@@ -56,9 +101,8 @@ class Terminal:
         return self.seen
 
     def close(self):
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         os.close(self.screen)
-        return code
+        return ended(self.pid)
 
 
 def plain(text):
@@ -81,8 +125,7 @@ def test_an_interrupt_that_a_library_turned_into_an_error_is_still_one(monkeypat
     assert (ran.code, ran.err) == (130, "Interrupted: nothing was written.\n")
 
 
-def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
+def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path):
     screen = Terminal("fit", DEMO, "clip(reference=True)", "-o", tmp_path / "cal", columns=80)
     screen.read(until="/2000")  # the bar of the published grid
     os.kill(screen.pid, signal.SIGINT)
@@ -94,15 +137,14 @@ def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path, monkeypatch):
     assert tree(tmp_path) == {}
 
 
-def test_the_comparison_fits_a_usual_terminal(pack, monkeypatch):
+def test_the_comparison_fits_a_usual_terminal(pack):
     """Eighty columns: every number that matters is there to the last digit."""
-    monkeypatch.setenv("TERM", "dumb")  # which rich takes for 80 columns, whatever it is
-    screen = Terminal("compare", pack, columns=80)
+    screen = Terminal("compare", pack, "--resamples", "100", columns=80)
     seen = plain(screen.read())
     assert screen.close() == 0
     assert "…" not in seen
-    for row in done("compare", pack, "--json").json["rows"]:
-        assert row["recipe"] in seen
+    assert max(len(line) for line in seen.splitlines() if line[:1] in "│┃") <= 80
+    for row in done("compare", pack, "--resamples", "100", "--json").json["rows"]:
         for key in ("accuracy", "ece"):
             assert f"{100 * row['metrics'][key]:.2f} %" in seen, seen
         assert f"{row['metrics']['nll']:.4f}" in seen, seen
@@ -110,69 +152,44 @@ def test_the_comparison_fits_a_usual_terminal(pack, monkeypatch):
 
 def test_a_reader_that_leaves_early(tmp_path):
     """Like `featcal pack info PACK | true`: no traceback, and no failure."""
-    pack = packed(tmp_path, arrays(val=40, test=50))
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as closed:
-        ran = subprocess.run(
-            [*FEATCAL, "pack", "info", pack],
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=LONGEST,
-            env=environment(),
-        )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    running = Process("pack", "info", packed(tmp_path, arrays(val=40, test=50)))
+    running.out.close()
+    assert running.end() == (0, "", "")
 
 
 def test_the_page_is_served_computes_and_ends_with_ctrl_c(pack):
-    command = [*FEATCAL, "explore", str(pack), "--no-browser"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, env=environment()) as running:
-        try:
-            line = running.stdout.readline()
-            assert line.startswith(f"{pack} is at http://127.0.0.1:")
-            address = line.split()[3].rstrip(";")
-            with urllib.request.urlopen(address, timeout=LONGEST) as answer:
-                assert b'id="recipe-form"' in answer.read()
-            body = json.dumps({"recipe": "vector"}).encode()
-            sent = urllib.request.Request(
-                f"{address}recipe", body, {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(sent, timeout=LONGEST) as answer:
-                assert json.load(answer)["entry"]["recipe"] == "vector"
-            running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=LONGEST)
-            assert (running.returncode, out, err) == (0, "Stopped.\n", "")
-        finally:
-            running.kill()
-
-
-# The command, killed as by the system at the moment when its seventh checkpoint is written.
-KILLED = """
-import os, signal, sys
-from featcal.train import run_folder
-save, seen = run_folder.save_file, []
-def killed(*args):
-    save(*args)
-    seen.append(1)
-    if len(seen) == 7:
-        os.kill(os.getpid(), signal.SIGKILL)
-run_folder.save_file = killed
-from featcal.cli import main
-main(sys.argv[1:])
-"""
+    running = Process("explore", pack, "--no-browser")
+    line = running.out.readline()
+    assert line.startswith(f"{pack} is at http://127.0.0.1:")
+    address = line.split()[3].rstrip(";")
+    with urllib.request.urlopen(address, timeout=LONGEST) as answer:
+        assert b'id="recipe-form"' in answer.read()
+    body = json.dumps({"recipe": "vector"}).encode()
+    sent = urllib.request.Request(f"{address}recipe", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(sent, timeout=LONGEST) as answer:
+        assert json.load(answer)["entry"]["recipe"] == "vector"
+    os.kill(running.pid, signal.SIGINT)
+    assert running.end() == (0, "Stopped.\n", "")
 
 
 def left(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project):
+def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project, monkeypatch):
     done(*words("whole"))
-    command = [sys.executable, "-c", KILLED, *map(str, words("run", "--checkpoint-every", "0"))]
-    ran = subprocess.run(command, capture_output=True, timeout=LONGEST, env=environment())
-    assert ran.returncode == -signal.SIGKILL, ran.stderr
+    save, seen = run_folder.save_file, []
+
+    def killed(*args):
+        """As by the system, at the moment when the seventh checkpoint is written."""
+        save(*args)
+        seen.append(1)
+        if len(seen) == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "save_file", killed)
+        assert Process(*words("run", "--checkpoint-every", "0")).end()[0] == -signal.SIGKILL
     half, *others = left(train_project / "run")
     assert half.startswith(".checkpoint.safetensors.")  # half written
     assert others == [".lock", "checkpoint.safetensors"]
@@ -184,28 +201,30 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project):
 
 def test_a_reader_of_a_run_that_goes_away_costs_nothing(train_project):
     """`featcal train ... | head`: what is done is kept, and the same command goes on."""
-    command = [*FEATCAL, *map(str, words("read", epochs=2000))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, env=environment()) as ran:
-        while "/2000 " not in ran.stdout.readline():
-            assert ran.poll() is None
-        ran.stdout.close()
-        said = ran.stderr.read()
-        assert ran.wait(LONGEST) == 130
+    running = Process(*words("read", epochs=2000))
+    while "/2000 " not in running.out.readline():
+        pass
+    running.out.close()
+    code, _, said = running.end()
+    assert code == 130
     assert said.startswith("Interrupted: what is done is kept in read/checkpoint.safetensors;")
     assert (train_project / "read" / "checkpoint.safetensors").exists()
 
 
-def torchrun(*args):
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    command = [sys.executable, *launcher, "-m", "featcal", *map(str, args)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=LONGEST, env=environment()
-    )
-
-
 def test_two_processes_share_the_work_and_one_speaks(train_project):
-    ran = torchrun(*words("both", "--device", "cpu"))
+    """The real launcher and the real command, loaded anew."""
+    launcher = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "featcal",
+    ]
+    command = [sys.executable, *launcher, *map(str, words("both", "--device", "cpu"))]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=quiet)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("2 processes") == ran.stdout.count("\n      1/2 ") == 1
     assert ran.stdout.count("Wrote both") == 1
@@ -215,12 +234,7 @@ def test_two_processes_share_the_work_and_one_speaks(train_project):
     assert done("eval", "both/pack", "--json").json["n"] == 20
 
 
-def test_of_two_processes_one_refuses(train_project, monkeypatch):
-    ran = torchrun(*words("odd", "--batch", "15"))
-    assert ran.returncode != 0
-    assert ran.stderr.count("--batch is 15: give a multiple of the 2 processes") == 1
-    assert not (train_project / "odd").exists()
-    # What another process alone refuses is said, too, but late.
+def test_what_another_process_alone_refuses_is_said_late(train_project, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr("featcal.cli.train.PATIENCE", 0.2)
@@ -229,8 +243,7 @@ def test_of_two_processes_one_refuses(train_project, monkeypatch):
     assert time.monotonic() - started > 0.2
 
 
-def test_lines_of_epochs_stand_above_the_bar(train_project, monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
+def test_lines_of_epochs_stand_above_the_bar(train_project):
     screen = Terminal(*words("shown", "--no-pack", epochs=20), columns=100)
     seen = screen.read()
     assert screen.close() == 0, seen

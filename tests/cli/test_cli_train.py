@@ -1,11 +1,9 @@
 """featcal train: from images to a folder that can be calibrated; docs/training.md can be typed."""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +18,6 @@ from train_cases import words
 import featcal as library
 from featcal import InputError, Pack, datasets, models
 from featcal.cli.train import train
-from featcal.core.progress import listen
 from featcal.datasets import load_images, normalisations
 from featcal.losses import LOSSES, parse_loss
 from featcal.models import MODELS, build
@@ -65,7 +62,7 @@ def test_the_weights_are_those_of_the_pack(train_project, run):
     (batch,) = pack.split("test")
     torch.testing.assert_close(batch.features, model.features(images))
     said = refused("compare", run)
-    assert f"{run} is not a feature pack, but the folder of a run: give {run}/pack" in said
+    assert f"give {run}/pack" in said
 
 
 def test_what_people_read(whole):
@@ -239,36 +236,11 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(steps, told, whol
         assert (whole[0] / file).read_bytes() == (run / file).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("name", "handler", "code"),
-    [("SIGTERM", signal.SIG_DFL, 130), ("SIGHUP", signal.SIG_IGN, 0)],  # the latter as by nohup
-)
-def test_a_signal_long_before_the_first_checkpoint(name, handler, code, whole, run):
-    number = getattr(signal, name)
-
-    def press(label, done, _):
-        if (label, done) == ("training", 3):
-            os.kill(os.getpid(), number)
-
-    before = signal.signal(number, handler)
-    try:
-        with listen(press):
-            ran = featcal(*again(run))
-    finally:
-        signal.signal(number, before)
-    assert ran.code == code
-    if code:
-        assert ran.err.startswith(f"Interrupted: what is done is kept in {run}/checkpoint")
-        done(*again(run))
-    same = "model.safetensors"
-    assert (whole[0] / same).read_bytes() == (run / same).read_bytes()
-
-
 def test_ctrl_c_before_the_first_step_leaves_nothing(train_project, run, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("featcal.train.loop.Plan.of", stop)
+    monkeypatch.setattr("featcal.train.loop.steps_of", stop)
     ran = featcal(*words(run))
     assert (ran.code, ran.err.strip()) == (130, "Interrupted: nothing was written.")
     assert not run.exists()

@@ -226,7 +226,7 @@ REFUSED = {
     ),
     "last": (
         lambda net: attach(net, CLIP, head="top.fc", layer="top.fc"),
-        "'top.fc' is the last layer, .* name an earlier one",
+        "'top.fc' is the last layer: .* name an earlier one",
     ),
     "logits": (
         lambda net: attach(net, HOT, head="top.fc", layer="body"),

@@ -1,4 +1,6 @@
-"""Batches: one value per row as two classes, chunks, and logits computed once."""
+"""Batches: one value per row as two classes, chunks, logits computed once, bins (lo, hi]."""
+
+import math
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ from featcal.core.batch import (
     Chunked,
     Through,
     as_data,
+    bin_edges,
+    bin_index,
     is_single,
     one_logit,
+    predicted,
     raw_logits,
     two_classes,
     two_probs,
@@ -187,3 +192,32 @@ def test_stored_logits_are_taken_when_they_are_exact_and_the_head_otherwise(rows
         assert wide(rounded.logits).dtype == torch.float32
         (seen,) = Through([rounded], lambda batch: batch.logits)
         assert seen.logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bins", [1, 2, 5, 10, 15, 100])
+def test_an_edge_belongs_to_the_bin_below_it(bins, dtype):
+    edges = bin_edges(bins, dtype)
+    assert bin_index(edges, bins).tolist() == [0, *range(bins)]
+    above = torch.nextafter(edges[:-1], torch.ones((), dtype=dtype))
+    assert bin_index(above, bins).tolist() == list(range(bins))
+
+
+@given(st.floats(0, 1), st.integers(1, 50))
+def test_the_bin_is_the_naive_one(confidence, bins):
+    found = int(bin_index(torch.tensor([confidence], dtype=torch.float64), bins)[0])
+    exact = confidence * bins
+    if abs(exact - round(exact)) > 1e-9:  # away from the edges there is no doubt
+        assert found == max(math.ceil(exact) - 1, 0)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+def test_predicted_is_the_first_of_equal_maxima(dtype):
+    draw = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(200, 5, generator=draw)).round().to(dtype)
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert predicted(logits).tolist() == expected
+    assert predicted(logits).dtype == torch.int64
+    assert predicted(logits.requires_grad_()).tolist() == expected

@@ -3,8 +3,6 @@
 import os
 import signal
 import stat
-import subprocess
-import sys
 import time
 
 import pytest
@@ -70,29 +68,19 @@ def test_a_new_folder_appears_whole(tmp_path):
         pytest.fail("the block must not run")
 
 
-WRITER = """
-import sys, time
-from featcal.core.files import new_file
-with new_file(sys.argv[1], overwrite=True) as temporary:
-    with open(temporary, "wb") as file:
-        file.write(b"half")
-        file.flush()
-        print("writing", flush=True)
-        time.sleep(60)
-"""
-
-
 def test_a_killed_writer_leaves_the_final_name_as_it_was(tmp_path):
     target = tmp_path / "a.bin"
     target.write_bytes(b"old")
-    process = subprocess.Popen(
-        [sys.executable, "-c", WRITER, target], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "writing\n"
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(timeout=20) == -signal.SIGKILL
-    process.stdout.close()
-    time.sleep(0.05)
+    read, write = os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        with new_file(target, overwrite=True) as temporary:
+            temporary.write_bytes(b"half")
+            os.write(write, b"writing")
+            time.sleep(60)
+    assert os.read(read, 7) == b"writing"
+    os.kill(writer, signal.SIGKILL)
+    os.waitpid(writer, 0)
     assert target.read_bytes() == b"old"
     with new_file(target, overwrite=True) as temporary:  # and the way is free for another try
         temporary.write_bytes(b"new")

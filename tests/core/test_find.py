@@ -242,7 +242,7 @@ def test_the_fields_of_a_dataclass_are_read_like_those_of_a_mapping():
 
 REFUSED = {
     "wrong path": (Net, {"head": "fc"}, r"'fc' is not a module .* are body, aux, top, late$"),
-    "other layer": (Net, {"head": "aux"}, "'aux' is not the model's output: that is 'top'"),
+    "other layer": (Net, {"head": "aux"}, "'aux' is not the model's: that is 'top'"),
     "scaled": (lambda: Net(lambda n, h: 2 * n.top(h)), {"head": "top"}, r"'top' does not make"),
     "in place": (lambda: Net(lambda n, h: n.top(h).mul_(2)), {}, "no linear layer makes"),
     "no tensor": (lambda: Net(lambda n, h: n.top(h).tolist()), {}, r"output \(no tensor\)"),

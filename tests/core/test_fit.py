@@ -1,4 +1,4 @@
-"""Reports, and the mode of a head around a fit."""
+"""Reports, the mode of a head around a fit, and losses against naive float64 loops."""
 
 import json
 import math
@@ -9,7 +9,19 @@ import pytest
 import torch
 from torch import nn
 
-from featcal.core.fit import FitReport, StepReport, exact, undisturbed
+from featcal.core.batch import Batch
+from featcal.core.fit import (
+    FitReport,
+    StepReport,
+    accuracy,
+    brier,
+    confidence,
+    ece,
+    exact,
+    measure,
+    nll,
+    undisturbed,
+)
 
 
 def step(**changes):
@@ -132,3 +144,48 @@ def test_exact_turns_autocast_off_and_on_again():
             raise OSError("stop")
         assert (a @ a).dtype == torch.bfloat16
     assert not torch.is_autocast_enabled("cpu")
+
+
+def data(n=400, k=4, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(n, k, generator=draw) * 3
+    labels = torch.randint(k, (n,), generator=draw)
+    return Batch(logits, labels)
+
+
+def naive(batch):
+    """Every loss by plain loops over rows."""
+    z = batch.logits.double().numpy()
+    y = batch.labels.numpy()
+    sums = {"nll": 0.0, "brier": 0.0, "accuracy": 0.0, "confidence": 0.0}
+    bins = {}
+    for row, label in zip(z, y, strict=True):
+        e = np.exp(row - row.max())
+        p = e / e.sum()
+        target = np.eye(len(p))[label]
+        sums["nll"] -= math.log(p[label])
+        sums["brier"] += float(((p - target) ** 2).sum())
+        right = float(p.argmax() == label)
+        sums["accuracy"] += right
+        sums["confidence"] += float(p.max())
+        where = min(max(math.ceil(p.max() * 15) - 1, 0), 14)
+        conf, corr = bins.get(where, (0.0, 0.0))
+        bins[where] = (conf + float(p.max()), corr + right)
+    found = {key: value / len(y) for key, value in sums.items()}
+    found["ece"] = sum(abs(a - b) for a, b in bins.values()) / len(y)
+    return found
+
+
+@pytest.mark.parametrize("loss", [nll, brier, ece, accuracy, confidence], ids=lambda x: x.name)
+def test_losses_equal_naive_loops(loss):
+    batch = data()
+    assert measure([batch], loss)[0] == pytest.approx(naive(batch)[loss.name], abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", [nll, brier, ece, accuracy, confidence], ids=lambda x: x.name)
+def test_sums_have_the_declared_size_and_type(loss):
+    batch = data()
+    sums = loss(batch.logits, batch)
+    assert sums.shape == (loss.size,)
+    assert sums.dtype == torch.float64
+    assert torch.equal(loss(batch.logits[:0], batch.rows(slice(0, 0))), torch.zeros_like(sums))

@@ -15,11 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.utils import parametrizations
 
 from featcal import Batch, FeatureClip, InputError, Temperature, attach, parse
-from featcal.heads.head import (
-    RowHead,
-    as_head,
-    linear_view,
-)
+from featcal.heads.head import RowHead, as_head, linear_view
 
 
 @pytest.fixture(autouse=True)
@@ -98,11 +94,12 @@ def made(name):
     return make().eval(), [torch.randn(shape) for shape in shapes]
 
 
-@pytest.mark.parametrize("recipe", ["clip | temperature"])
 @pytest.mark.parametrize("name", EVERY)
-def test_a_fresh_calibrator_changes_nothing(name, recipe):
+def test_a_fresh_calibrator_changes_nothing(name):
     layer, inputs = made(name)
-    wrapped = Temperature().wrap() if name == "identity" else parse(recipe).wrap(layer)
+    wrapped = (
+        Temperature().wrap() if name == "identity" else parse("clip | temperature").wrap(layer)
+    )
     for features in inputs:
         own, found = layer(features), wrapped(features)
         assert found.shape == own.shape
@@ -184,22 +181,10 @@ def hooked():
     return layer
 
 
-def after():
-    layer = nn.Sequential(nn.Linear(6, 3))
-    layer.register_forward_hook(lambda _, __, output: 2 * output)
-    return layer
-
-
 def overridden():
     layer = nn.Linear(6, 3)
     layer.forward = lambda x: nn.functional.linear(2 * x, layer.weight)
     return layer
-
-
-def dropped():
-    dropout = nn.Dropout()
-    dropout.register_forward_hook(lambda _, __, output: 2 * output)
-    return nn.Sequential(dropout, nn.Linear(6, 3))
 
 
 @pytest.mark.parametrize(
@@ -208,11 +193,8 @@ def dropped():
         lambda: Doubled(6, 3),
         lambda: nn.Sequential(nn.Dropout(), Doubled(6, 3)),
         hooked,
-        after,
         overridden,
-        dropped,
         lambda: parametrizations.weight_norm(nn.Linear(6, 3)),
-        lambda: parametrizations.orthogonal(nn.Linear(6, 3)),
         lambda: mlp(3),
         lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(1)),
     ],
@@ -232,22 +214,20 @@ def test_a_layer_with_a_part_called_calibrator_is_refused():
         Temperature().wrap(layer)
 
 
-MIXED = ["matrix", "proximity", "clip | temperature"]
-
-
 @pytest.fixture(scope="module")
 def network():
     """A body, a head, and rows with labels the head is too sure of."""
     torch.manual_seed(0)
-    body, head, rows = nn.Linear(5, 6), nn.Linear(6, 3), torch.randn(300, 5)
+    body, head, rows = nn.Linear(5, 6), nn.Linear(6, 3), torch.randn(150, 5)
     with torch.no_grad():
         head.weight.mul_(6)
         labels = torch.multinomial((head(body(rows)) / 3).softmax(1), 1)[:, 0]
     return body, head, rows, labels
 
 
-@pytest.mark.parametrize("recipe", MIXED)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("recipe", "dtype"), [("proximity", torch.bfloat16), ("clip | temperature", torch.float16)]
+)
 def test_under_autocast_only_the_network_runs_in_fewer_digits(recipe, dtype, network):
     body, head, rows, labels = network
     with torch.no_grad():

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch
-from featcal.core.sample import Folds, fold_of, hashed_sample, nearest, on_sphere, row_hash
+from featcal.core.sample import Folds, fold_of, hashed_sample, row_hash
+from featcal.methods.neighbours import nearest, on_sphere
 
 
 def batch(n=3000, k=7, seed=0):

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
 from featcal import Batch
-from featcal.core import rows
 from featcal.core import scalar as tempering
 from featcal.core.batch import Through, stored_logits
-from featcal.core.loss import brier
-from featcal.core.rows import row_curves, row_nll
+from featcal.core.fit import brier
 from featcal.core.scalar import (
     Point,
     Shrinkage,
@@ -24,6 +22,8 @@ from featcal.core.scalar import (
     fitted_shape,
     minimize_log,
     refine,
+    row_curves,
+    row_nll,
     temper,
     temper_cells,
     vertex,
@@ -211,5 +211,5 @@ def test_equal_logits_have_no_temperature_and_long_data_is_cut_into_blocks(monke
     logits, labels = drawn(n=50)
     each = torch.linspace(0.1, 2, 50, dtype=torch.float64)
     whole = row_curves(logits, labels, each)
-    monkeypatch.setattr(rows, "BLOCK", 40)
+    monkeypatch.setattr(tempering, "BLOCK", 40)
     torch.testing.assert_close(row_curves(logits, labels, each), whole)

@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     Dataset,
-    IterableDataset,
-    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
 )
@@ -158,25 +155,16 @@ def test_a_single_logit_is_kept_as_two(shape):
         torch.testing.assert_close(data.head(data[0].features), data[0].logits)
 
 
-def test_heads_of_whole_samples():
+def test_a_convolution_of_one_pixel():
     net = nn.Sequential(nn.Conv2d(5, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 3, 1))
     net.append(nn.Flatten())
     images = torch.randn(10, 5, 4, 4)
-    data = collect(net, [(images, Y)])  # a convolution of one pixel
+    data = collect(net, [(images, Y)])
     assert data.path == "2"
     assert isinstance(data.head, nn.Linear)
     with torch.no_grad():
         assert torch.equal(data[0].features, net[1](net[0](images)).flatten(1))
         assert torch.equal(data[0].logits, net(images))
-    head = nn.Sequential(nn.Dropout(), nn.Conv2d(4, 3, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
-    net = nn.Sequential(nn.Conv2d(5, 4, 2), head, nn.Flatten()).eval()  # SqueezeNet's
-    data = collect(net, [(images, Y)], head="1")
-    assert data[0].features.shape == (10, 4 * 3 * 3)
-    found = attach(net, FeatureClip().assign(threshold=0.1), head="1")
-    with torch.no_grad():
-        expected = net[1](net[0](images).clamp(-0.1, 0.1)).flatten(1)
-        torch.testing.assert_close(found(images), expected)
-        torch.testing.assert_close(data.head(data[0].features.clamp(-0.1, 0.1)), expected)
 
 
 @pytest.mark.parametrize(
@@ -352,11 +340,11 @@ def test_mappings_are_told_apart_by_names():
 @pytest.mark.parametrize(
     ("batch", "unpack", "message"),
     [
-        ((X, X, Y), None, "gives 3 values, and .* pass unpack="),
-        (X, None, "gives Tensor"),
-        ((X, Y), lambda batch: {"a": X}, "unpack gives dict"),
+        ((X, X, Y), None, "a batch comes as tuple, .* pass unpack="),
+        (X, None, "comes as Tensor"),
+        ((X, Y), lambda batch: {"a": X}, "comes as dict"),
         ((X, ["cat", "dog"]), None, r"labels of a batch are \['cat'"),
-        ((X[0], 3), None, r"labels of a batch are 3: .*DataLoader\(dataset, batch_size"),
+        ((X[0], 3), None, r"labels of a batch are 3"),
         ({"input_ids": X, "truth": Y}, None, "mapping of input_ids, truth: .* pass unpack="),
         ({"a": X, "b": X, "label": Y}, None, "mapping of a, b, label.*input_ids, attention_mask"),
         ({"label": Y}, None, "mapping of label"),
@@ -365,11 +353,6 @@ def test_mappings_are_told_apart_by_names():
 def test_batches_in_no_known_form_are_refused(batch, unpack, message):
     with pytest.raises(InputError, match=message):
         next(unpacked(Text(), [batch], unpack))
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        yield from zip(X, Y, strict=True)
 
 
 class Batches(Dataset):
@@ -388,9 +371,7 @@ class Batches(Dataset):
         (DataLoader(ROWS, batch_size=4, shuffle=True), 10),
         (DataLoader(ROWS, batch_size=4, drop_last=True), 8),
         (DataLoader(ROWS, batch_size=2, sampler=SubsetRandomSampler([1, 2, 3])), 3),
-        (DataLoader(ROWS, batch_sampler=BatchSampler(SequentialSampler(ROWS), 4, False)), 10),
         (DataLoader(Batches(), batch_size=None), 0),
-        (DataLoader(Stream(), batch_size=4), 0),
         (iter([(X, Y)]), 0),
     ],
 )
@@ -419,26 +400,18 @@ DEEP = nn.Sequential(nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)))
     ("model", "loader", "options", "message"),
     [
         (Net(), [], {}, "loader is empty: pass held-out data"),
-        (Net(), None, {}, "loader is a NoneType: pass an iterable"),
+        (Net(), None, {}, "loader is a NoneType"),
         (Net(), None, {"head": "nope"}, "head 'nope' is not a module"),  # before the loader runs
         (Net(), None, {"layer": "nope"}, "layer 'nope' is not a module"),
         (nn.DataParallel(Net()), None, {}, "wrapped in DataParallel"),
         (Net(lambda net, h: (net.fc(-h), net.fc(h))[1]), [(X, Y)], {}, "'fc' must run once"),
-        (Net(), [(X, Y[:4])], {}, "'fc' works on 10 rows for 4 labels"),
-        (nn.Sequential(nn.Linear(5, 3)), [(TOKENS, Y)], {}, "'0' works on 70 rows for 10 labels"),
+        (Net(), [(X, Y[:4])], {}, "'fc' has 10 rows for 4 labels"),
+        (nn.Sequential(nn.Linear(5, 3)), [(TOKENS, Y)], {}, "'0' has 70 rows for 10 labels"),
         (DEEP, [(TOKENS, Y)], {"head": "0"}, r"values of shape \(7, 3\) for a sample"),
-        (Net(lambda net, h: net.fc(input=h)), [(X, Y)], {}, "than one tensor by position"),
+        (Net(lambda net, h: net.fc(input=h)), [(X, Y)], {}, "more than one tensor"),
         (hooked(), [(X, Y)], {}, r"head\(features\) differs from the stored logits"),
     ],
 )
 def test_what_cannot_be_collected_is_refused(model, loader, options, message):
     with pytest.raises(InputError, match=message):
         collect(model, loader, **options)
-
-
-def test_nan_is_for_the_fit_to_name(net):
-    rows = X.clone()
-    rows[3] = float("nan")
-    data = collect(net, [(rows, Y)])
-    with pytest.raises(InputError, match="NaN or infinite in row 3"):
-        Temperature().fit(data, data.head)

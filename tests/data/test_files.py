@@ -1,12 +1,10 @@
 """Every format holds the same data: one pack comes of all of them, and of nothing else."""
 
 import csv
-import io
 import json
 import math
 import pickle
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ import torch
 from featcal.core.batch import CHUNK_ROWS
 from featcal.core.checks import InputError
 from featcal.core.progress import listen
-from featcal.data import Pack, import_files, import_npz, read_files
+from featcal.data import Pack, import_files, read_files
 
 NAMES = ["cat", "dog", "a, b"]
 ARRAYS = ["npz", "npy", "safetensors"]
@@ -215,7 +213,7 @@ def test_one_file_per_split_with_bare_names(tmp_path):
         np.savez_compressed(tmp_path / f"{name}.npz", **values)
     files = [str(tmp_path / "val.npz"), f"test={tmp_path / 'other.npz'}"]
     pack = import_files(files, tmp_path / "pack")
-    assert shards(pack) == shards(import_npz(write(tmp_path, "npz", arrays), tmp_path / "same"))
+    assert shards(pack) == shards(import_files(write(tmp_path, "npz", arrays), tmp_path / "same"))
 
 
 def test_names_by_text_and_by_mapping(tmp_path, monkeypatch):
@@ -253,33 +251,24 @@ def ones(*shape, **kind):
 PROBS = made(kind="probs")["val_probs"]
 OBJECTS = np.array([1, "a", None], dtype=object)
 REFUSED = [
-    ({"x": ones(3), "train_x": ones(3, 2)}, "neither .*found: x, train_x"),
-    ({f"x{i}": ones(1) for i in range(20)}, r"x11, \.\.\.\)"),
+    ({"x": ones(3), "train_x": ones(3, 2)}, "no scores .*found: x, train_x"),
     (with_features(val_labels=None), "val_labels is missing"),
-    (with_features(val_features=None), "val_labels has no rows"),
+    (with_features(val_features=None), "val_logits or val_features is missing"),
     (with_features(weight=None), "weight is missing, and val_features"),
     ({**made(), "bias": ones(3)}, "weight is missing, and .* or bias"),
-    ({**made(), "weight": ones(3, 4)}, "no features for the head"),
     (with_features(weight=ones(5, 3), bias=None), r"transposed, give weight\.T"),
     (with_features(weight=ones(4)), r"head is a tuple of tensors of shapes \[\(4,\)"),
-    (with_features(weight=np.full((3, 5), np.nan)), "head weight .* NaN"),
-    (with_features(val_labels=np.zeros(5, int)), "val_features has 11 rows and val_labels 5"),
-    (with_features(val_labels=np.full(11, 2**64 - 1, np.uint64)), "split 'val': labels"),
+    (with_features(val_labels=np.zeros(5, int)), "val_features has 11 rows and 5 labels"),
     (with_features(val_labels=np.zeros(11)), "split 'val': labels"),
     (with_features(val_labels=np.zeros((11, 1), int)), "split 'val': labels"),
     (with_features(test_features=ones(0, 5, dtype="f4"), test_labels=ones(0, dtype=int)), "empty"),
     (with_features(val_features=ones(11, 2, 2)), "val_features has .* 2, 2"),
-    (with_features(val_features=ones(11, 5, dtype=int)), "split 'val': features"),
     (with_features(val_features=ones(11, 5, dtype=np.longdouble)), "val_features has type"),
-    (with_features(test_features=ones(7, 5)), "split 'test': float64 features"),
     ({**made(), "a-b_logits": ones(1, 3), "a-b_labels": [0]}, "'a-b'"),
     ({**made(), "val_logits": np.array(1.0)}, "val_logits has"),
-    ({**made(), "val_labels": np.array(["cat"] * 11)}, "val_labels has type"),
-    ({**made(), "meta": np.array("[1]")}, "meta is not a JSON object"),
     ({**made(), "meta": np.array(3)}, "meta is not a JSON object"),
-    ({**made(), "meta": np.array('{"dataset": 3}')}, "dataset is 3"),
     ({**made(), "class_names": np.array(["a", "b"])}, "2 class_names for 3 classes"),
-    ({**made(), "class_names": np.arange(3)}, "class_names has shape"),
+    ({**made(), "class_names": np.arange(3)}, "class_names.* must be text"),
     ({**made(), **made(kind="probs")}, "_probs and .*_logits are both there"),
     ({**made(), "val_probs": PROBS, "val_logits": None}, "val_probs and test_logits are both"),
     (with_features(val_probs=PROBS), "val_probs and .*_features are both there"),
@@ -312,14 +301,6 @@ def test_pickles_are_never_read(tmp_path, suffix):
         import_files(files, tmp_path / "pack")
 
 
-def zipped(**members):
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        for name, content in members.items():
-            file.writestr(name.replace("__", "."), content)
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize("form", [*FORMATS[:3], "parquet"])
 @pytest.mark.parametrize("content", [b"", b"junk\n", pickle.dumps([1]), "half"])
 def test_broken_files_are_named(tmp_path, form, content):
@@ -327,9 +308,7 @@ def test_broken_files_are_named(tmp_path, form, content):
     file = files if form == "npz" else files[0]
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2] if content == "half" else content)
-    with pytest.raises(
-        InputError, match=r"or only a part of one|val_logits cannot be read"
-    ) as told:
+    with pytest.raises(InputError, match=r"or a part of one|val_logits cannot be read") as told:
         import_files(files, tmp_path / "pack")
     assert "\n" not in str(told.value)
     assert not (tmp_path / "pack").exists()
@@ -339,17 +318,9 @@ def test_broken_arrays_are_named(tmp_path):
     file = write(tmp_path, "npz", with_features())
     flipped = bytearray(file.read_bytes())
     flipped[flipped.index(b"val_features.npy") + 200] ^= 255
-    junk = b"\x93NUMPY\x01\x00\x05\x00junk!"
-    labels = io.BytesIO()
-    np.save(labels, np.zeros(3, int))
-    for content, message in (
-        (bytes(flipped), "val_features cannot be read"),
-        (zipped(**{"archive/data__pkl": b"x"}), r"found: archive/data\.pkl"),
-        (zipped(val_logits__npy=junk, val_labels__npy=labels.getvalue()), "val_logits"),
-    ):
-        file.write_bytes(content)
-        with pytest.raises(InputError, match=message):
-            import_npz(file, tmp_path / "out")
+    file.write_bytes(bytes(flipped))
+    with pytest.raises(InputError, match="val_features cannot be read"):
+        import_files(file, tmp_path / "out")
     tensors = {"val_logits": torch.zeros(2, 2), "val_labels": torch.tensor([0, 1])}
     for texts in ({"class_names": "cat, dog"}, {"class_names": "[1, 2]"}, {"meta": "[]"}):
         safetensors.torch.save_file(tensors, tmp_path / "a.safetensors", metadata=texts)
@@ -361,9 +332,7 @@ def test_lists_that_are_no_matrix(tmp_path):
     file = tmp_path / "val.parquet"
     for columns, options, message in (
         ({"logits": [[1.0, 2.0], [1.0]], "label": [0, 1]}, {}, "val_logits"),
-        ({"logits": [[1.0, 2.0], None], "label": [0, 1]}, {}, "val_logits"),
         ({"logits": [[1.0, None], [1.0, 2.0]], "label": [0, 1]}, {}, "logits are NaN"),
-        ({"logits": [["a", "b"], ["c", "d"]], "label": [0, 1]}, {}, "val_logits"),
         ({"logits": [[1.0, 2.0]] * 2, "label": [0, None]}, {}, "labels"),
         ({"logits": [[1.0, 2.0]] * 2, "label": [0, 1]}, {"label": "y"}, "no column 'y'"),
     ):
@@ -385,9 +354,9 @@ def test_files_that_do_not_go_together(tmp_path, monkeypatch):
     for names, options, message in (
         ([], {}, "paths is empty"),
         (["val.npz", "val.csv"], {}, r"val\.csv is a table and .*val\.npz holds arrays"),
-        (["val.csv", "more/val.csv"], {}, "are both called 'val': give each its split"),
-        (["val.npz", "again.npz"], {}, r"val_logits is in val\.npz and in again\.npz"),
-        (["val-2.csv"], {}, "'val-2' cannot be the name of a split"),
+        (["val.csv", "more/val.csv"], {}, "two tables are called 'val'"),
+        (["val.npz", "again.npz"], {}, r"val_logits is in val\.npz and again\.npz"),
+        (["val-2.csv"], {}, "'val-2' cannot name a split"),
         (["logits.npy"], {}, "name 'logits' does not say what the array is"),
         (["notes.txt"], {}, r"notes\.txt is not an \.npz"),
         (["more"], {}, r"more is not an \.npz"),
@@ -398,13 +367,11 @@ def test_files_that_do_not_go_together(tmp_path, monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             import_files(names, "pack", **options)
-    with pytest.raises(InputError, match=r"val\.csv is not an \.npz file: import_files reads"):
-        import_npz("val.csv", "pack")
     with pytest.raises(InputError, match=r"^output more exists"):  # looked at first
         import_files("none.csv", "more")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert set(read_files("val.csv")) == {"val"}  # text needs no pyarrow
-    with pytest.raises(InputError, match=r"needs pyarrow .*: pip install 'featcal\[arrow\]'"):
+    with pytest.raises(InputError, match=r"needs pyarrow: pip install 'featcal\[arrow\]'"):
         import_files("val.parquet", "pack")
 
 
@@ -413,7 +380,7 @@ def test_files_that_do_not_go_together(tmp_path, monkeypatch):
     ("name", "accuracy"), [("cifar10-vit", 67.60), ("imagenet5k-efficientnet_lite0", 75.10)]
 )
 def test_the_packs_beside_the_project(tmp_path, shared_file, name, accuracy):
-    pack = import_npz(shared_file("packs", f"{name}.npz"), tmp_path / name)
+    pack = import_files(shared_file("packs", f"{name}.npz"), tmp_path / name)
     pack.verify()
     head = pack.head
     right = (head(b.features).argmax(1) == b.labels for b in pack.split("test"))
@@ -425,7 +392,7 @@ def test_the_packs_beside_the_project(tmp_path, shared_file, name, accuracy):
 @pytest.mark.shared
 def test_the_logits_beside_the_project(tmp_path, shared_file):
     file = shared_file("anchors", "resnet50-cifar10-ce.npz")
-    pack = import_npz(file, tmp_path / "pack")
+    pack = import_files(file, tmp_path / "pack")
     assert (pack.split("val").rows, pack.split("test").rows) == (5000, 10000)
     with np.load(file, allow_pickle=False) as archive:
         stored = torch.cat([batch.logits for batch in pack.split("test")])

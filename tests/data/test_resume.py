@@ -120,25 +120,6 @@ def whole(tmp_path_factory):
     return contents(collect_pack(net(), loaders(), path, shard_rows=10).path)
 
 
-@pytest.mark.parametrize("step", [0, 4, 8])
-def test_a_run_that_dies_at_any_step_goes_on_to_the_same_bytes(tmp_path, monkeypatch, step, whole):
-    left, real = [step], pack_module.write_json
-
-    def write(*args):
-        left[0] -= 1
-        if left[0] == -1:
-            raise Killed
-        return real(*args)
-
-    monkeypatch.setattr(pack_module, "write_json", write)
-    with pytest.raises(Killed):
-        collect_pack(net(), loaders(), tmp_path / "a", shard_rows=10)
-    assert not (tmp_path / "a").exists()
-    collect_pack(net(), loaders(), tmp_path / "a", shard_rows=10)
-    assert contents(tmp_path / "a") == whole
-    assert not partial_of(tmp_path / "a").exists()
-
-
 def test_a_run_that_dies_between_the_last_two_steps_is_whole(tmp_path, monkeypatch, whole):
     with monkeypatch.context() as patch:
         patch.setattr(resume, "_settle", lambda *_: (_ for _ in ()).throw(Killed))
@@ -283,8 +264,8 @@ OTHER_ROWS = {**loaders(), "val": DataLoader(rows(53, seed=9), batch_size=7)}
         (net().half(), loaders(), {}, "other weights|other features"),
         (net(), OTHER_ROWS, {}, "rows from 0 on of 'val' have other"),
         (net(), reordered(), {}, r"rows from \d+ on of 'val' have other features"),
-        (net(), loaders(val=40), {}, r"begun with rows \{'val': 53.*now it is \{'val': 40"),
-        (net(), loaders(), {"shard_rows": 11}, "begun with shard_rows 10 and now it is 11"),
+        (net(), loaders(val=40), {}, r"begun with .*'val': 53.* now it is .*'val': 40"),
+        (net(), loaders(), {"shard_rows": 11}, "'shard_rows': 10.* now it is .*'shard_rows': 11"),
         (net(), loaders(), {"class_names": ["a", "b"]}, r"2 class_names for 4 .*kept in .*partial"),
     ],
 )

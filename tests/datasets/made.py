@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 
-from featcal.datasets.cifar import ARCHIVES, CIFAR10
+from featcal.datasets.load import ARCHIVES, CIFAR10
 
 CLASSES = {"cifar10": 10, "cifar100": 100}
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from featcal import Batch, attach, export, parse
-from featcal.export.parity import TOLERANCE
+from featcal.export.onnx_file import TOLERANCE
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 START, END = "<!-- made by the test of this page -->", "<!-- end of that table -->"

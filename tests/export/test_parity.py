@@ -8,7 +8,7 @@ from torch import nn
 
 from featcal import InputError, parse
 from featcal.export.inputs import Inputs, Output
-from featcal.export.parity import Parity, compare
+from featcal.export.onnx_file import Parity, compare
 
 ROWS = torch.tensor([[2.0, 0.0, 1.0], [0.0, 20.0, 1.0], [0.5, 0.4, 0.0]])
 
@@ -66,7 +66,7 @@ def test_nan_of_the_file_alone_does_not_hold_and_nan_of_the_model_is_refused():
 
 
 def test_other_shapes_are_refused():
-    with pytest.raises(InputError, match=r"shape \(2, 3\) where the model gives \(3, 3\)"):
+    with pytest.raises(InputError, match=r"gives \(2, 3\), the model \(3, 3\)"):
         compared(ROWS[:2])
 
 

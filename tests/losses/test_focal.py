@@ -11,8 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import lambertw
 
 from featcal import InputError
-from featcal.losses import CE, FLSD, AdaFocal, DualFocal, FLSc, Focal
-from featcal.losses.focal import balancing_gamma
+from featcal.losses import CE, FLSD, AdaFocal, DualFocal, FLSc, Focal, balancing_gamma
 
 
 def label_probs(logits, labels):

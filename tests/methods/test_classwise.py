@@ -10,7 +10,7 @@ from method_cases import nll64, paper, torchs_lbfgs
 from scipy.optimize import minimize
 
 from featcal import Batch, CalibrationWarning, Temperature, metrics
-from featcal.core.loss import ece
+from featcal.core.fit import ece
 from featcal.core.sample import fold_of
 from featcal.core.scalar import Shrinkage, temper, temper_cells
 from featcal.methods.classwise import (
@@ -224,19 +224,3 @@ def test_ill_posed_labels_stop_at_the_cap_with_a_warning(reading, labels):
         found = ClasswiseTemperature(reading=reading).fit(Batch(logits, labels))
     assert torch.isfinite(found.wrap()(logits)).all()
     assert (found.temperatures > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "logits"),
-    [
-        ({}, torch.full((20, 2), 7.0)),
-        ({"reading": "logit"}, torch.full((20, 3), 7.0)),
-        ({"criterion": "ece"}, torch.full((20, 2), 7.0)),
-        # Certain and right: no temperature from 0.5 on brings the confidence closer to 1.
-        ({"criterion": "ece"}, torch.tensor([[200.0, 0.0], [0.0, 200.0]]).repeat(10, 1)),
-    ],
-)
-def test_what_cannot_be_lowered_is_a_noop(arguments, logits):
-    found = ClasswiseTemperature(**arguments).fit(Batch(logits, torch.arange(20) % 2))
-    assert found.report.noop
-    assert found.temperatures.numel() == 0

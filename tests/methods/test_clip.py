@@ -158,10 +158,8 @@ def test_the_demo_pack_against_a_scan(demo):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("cifar100-wrn16x4", None),
         ("cifar10-wrn16x4", None),
         ("cifar10-resnet50", 0.245),
-        ("cifar10-vit", None),
         ("imagenet5k-efficientnet_lite0", math.inf),
     ],
 )
@@ -388,7 +386,7 @@ def test_the_guard_is_respected_where_it_binds(too_hot, rows, share, monkeypatch
     assert nll_at(world, c) <= best + (1e-6 if rows < 2048 else 0.05)
 
 
-@pytest.mark.parametrize("rows", [300, 2500])
+@pytest.mark.parametrize("rows", [100, 2500])
 def test_the_criterion_decides(made, rows):
     world = made(n=rows, d=16, k=4, heat=1.4)
     names = ("nll", "brier", "ece")
@@ -438,7 +436,7 @@ def test_reference_without_a_passing_threshold_is_the_identity():
     assert found.report.noop
 
 
-@pytest.mark.parametrize("rows", [400, 4000])
+@pytest.mark.parametrize("rows", [400])
 def test_data_that_needs_a_temperature_is_not_trapped_by_the_clip(rows):
     """Logits too hot by 3.5; clip alone first ends far from the joint optimum."""
     draw = np.random.default_rng(0)

@@ -1,7 +1,6 @@
 """Density-aware temperatures against brute force and scipy; the published bug."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +10,7 @@ from scipy.optimize import minimize
 from torch import nn
 
 from featcal import Batch, InputError, Temperature
-from featcal.core import dist
-from featcal.methods.density import DensityAware
+from featcal.methods.neighbours import DensityAware
 
 
 def around(n=800, k=4, d=5, *, w=(0.5, 3.0), seed=0, rows_seed=1):
@@ -142,18 +140,3 @@ def test_training_rows_that_cannot_be_used_are_refused(world, train, message):
     batch, head, _ = world
     with pytest.raises(InputError, match=f"density.*{message}"):
         DensityAware().fit(batch, head, train=train)
-
-
-def test_all_processes_meet_as_often_when_one_has_rows_it_cannot_use(world, monkeypatch):
-    """One that left early would leave the others waiting."""
-    _, _, train = world
-    bad = Batch(None, train.labels, train.features.clone())
-    bad.features[5] = math.nan
-    problem = SimpleNamespace(facts=SimpleNamespace(width=5, device=None))
-    met = []
-    monkeypatch.setattr(dist, "gather", lambda values: met.append("gather") or values)
-    monkeypatch.setattr(dist, "largest", lambda values: met.append("largest") or values * 0 + 1)
-    for rows in (train, bad):
-        with pytest.raises(InputError, match="density: every row of train"):
-            DensityAware()._usable([rows], problem)
-    assert met[: len(met) // 2] == met[len(met) // 2 :]

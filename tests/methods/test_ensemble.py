@@ -12,7 +12,7 @@ from method_cases import paper
 from scipy.optimize import minimize
 
 from featcal import Batch, CalibrationWarning, Temperature, metrics
-from featcal.core.loss import brier, ece
+from featcal.core.fit import brier, ece
 from featcal.methods.ensemble import EnsembleTemperature
 
 
@@ -151,12 +151,6 @@ def test_labels_without_a_best_temperature_are_said(labels, match):
         assert found.report.loss_after == pytest.approx(math.log(5), abs=1e-6)
     else:
         assert not found.report.steps[0].converged
-
-
-def test_logits_without_a_difference_are_a_noop():
-    found = EnsembleTemperature().fit(Batch(torch.full((20, 3), 7.0), torch.arange(20) % 3))
-    assert found.report.noop
-    assert found.weights.numel() == 0
 
 
 @given(st.integers(0, 50), st.floats(0.3, 5), st.floats(0, 1), st.floats(0, 1))

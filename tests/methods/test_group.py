@@ -14,14 +14,12 @@ from featcal.methods import group as group_module
 from featcal.methods.group import (
     GroupCalibration,
     Placed,
-    Table,
     class_counts,
-    group_inverses,
     group_weights,
     learn_partitions,
     mixture,
     published_base,
-    standardised,
+    read_table,
     tabulated,
 )
 
@@ -180,8 +178,8 @@ def test_value_and_slope_of_the_mixture_are_what_autograd_says(groups):
     rows, generator = rows_of(), torch.Generator().manual_seed(1)
     gates = torch.randn(3, groups, 5, generator=generator, dtype=torch.float64)
     inverse = torch.randn(3, groups, generator=generator, dtype=torch.float64) / 2
-    table = Table(NODES, tabulated(rows.logits, rows.labels, NODES))
-    value, slope = mixture(gates, inverse, rows.features, table)
+    curves = tabulated(rows.logits, rows.labels, NODES)
+    value, slope = mixture(gates, rows.features, *read_table(NODES, curves, inverse.flatten()))
     gates.requires_grad_()
     inverse.requires_grad_()
     gate = torch.einsum("nd,ugd->nug", rows.features, gates).log_softmax(2)
@@ -192,21 +190,6 @@ def test_value_and_slope_of_the_mixture_are_what_autograd_says(groups):
     torch.testing.assert_close(value, expected.detach(), rtol=0, atol=1e-5)
     torch.testing.assert_close(slope[: gates.numel()], gates.grad.flatten(), rtol=0, atol=1e-5)
     torch.testing.assert_close(slope[gates.numel() :], inverse.grad.flatten(), rtol=0, atol=1e-4)
-
-
-def test_the_table_is_exact_at_its_nodes_close_between_them_and_flat_beyond():
-    rows = rows_of()
-    nodes = torch.arange(-14.0, 15, dtype=torch.float64) * group_module.STEP
-    table = Table(nodes, tabulated(rows.logits, rows.labels, nodes))
-    at = torch.cat([nodes, (nodes[1:] + nodes[:-1]) / 2])
-    value, _ = table.at(at)
-    for column, u in enumerate(at.tolist()):
-        exact = -(rows.logits * math.exp(u)).log_softmax(1).gather(1, rows.labels[:, None])[:, 0]
-        close = 1e-12 if column < len(nodes) else 2e-3
-        torch.testing.assert_close(value[:, column], exact, rtol=0, atol=close)
-    beyond, slope = table.at(torch.stack([nodes[0] - 3, nodes[-1] + 3]))
-    assert torch.equal(beyond, value[:, [0, len(nodes) - 1]])
-    assert (slope == 0).all()
 
 
 def test_groups_that_are_there_are_found_and_no_rows_do_no_harm():
@@ -228,22 +211,6 @@ def test_groups_that_are_there_are_found_and_no_rows_do_no_harm():
     assert torch.isfinite(none).all()
 
 
-def test_units_are_numpys_and_those_that_never_move_stay_at_zero(kinds):
-    batch, narrow = kinds
-    features = torch.cat([batch.features * 5 + 2, torch.full((len(batch), 1), 1000.1)], 1)
-    head = nn.Linear(7, 4).requires_grad_(False)
-    head.weight.data = torch.cat([narrow.weight / 5, torch.zeros(4, 1)], 1)
-    head.bias.data = -0.4 * narrow.weight.sum(1)
-    found = GroupCalibration(partitions=1).fit(Batch(None, batch.labels, features), head)
-    x = features.double().numpy()
-    np.testing.assert_allclose(found.centre, x.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(found.scale[:6], x.std(0)[:6], rtol=1e-6)
-    assert found.scale[6] == 0
-    later = standardised(torch.full((1, 7), 123.0), found.centre, found.scale)
-    assert later[0, 6] == 0
-    assert torch.isfinite(later).all()
-
-
 YES = torch.ones(2, dtype=torch.bool)
 
 
@@ -262,22 +229,6 @@ def placed(logits, labels, group, used=None):
     cuts = [slice(0, 100), slice(100, 100), slice(100, None)]
     data = [Batch(logits[c], labels[c]) for c in cuts]
     return Placed(data, [group[c][:, None] for c in cuts], [used[c] for c in cuts], 0)
-
-
-def test_each_group_has_its_own_temperature_pulled_a_little():
-    logits, labels, group = heated()
-    found = group_inverses(placed(logits, labels, group), YES, 0.8)
-    for side in (0, 1):
-        rows = group == side
-
-        def penalised(b, rows=rows):
-            nll = nll64(logits[rows] * b, labels[rows]) * int(rows.sum())
-            return nll + (b / 0.8 - 1) ** 2 / (2 * 0.5**2)
-
-        exact = minimize_scalar(penalised, bounds=(0.01, 20), method="bounded")
-        assert found[side] == pytest.approx(exact.x, rel=1e-4)
-    assert found[0] < 0.7 < 1.2 < found[1]
-    assert group_inverses(placed(logits, labels, group), ~YES, 0.8).tolist() == [0.8, 0.8]
 
 
 def test_weights_reach_the_maximum_a_solver_finds():

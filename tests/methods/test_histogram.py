@@ -10,7 +10,7 @@ from method_cases import drawn, floored, mapped, paper
 from scipy import special
 
 from featcal import Batch, metrics, parse
-from featcal.core.loss import ece
+from featcal.core.fit import ece
 from featcal.methods import BBQ, HistogramBinning
 from featcal.methods.score_tables import log_odds, steps
 
@@ -83,7 +83,7 @@ def test_bins_are_closed_on_the_right_and_an_empty_one_keeps_its_centre():
 def test_many_classes_are_gathered_a_few_at_a_time(monkeypatch):
     logits, labels = drawn(n=200, k=7)
     whole = HistogramBinning(reading="one_vs_rest").fit(Batch(logits, labels))
-    monkeypatch.setattr("featcal.methods.histogram.GATHERED", 450)  # two classes a pass
+    monkeypatch.setattr("featcal.methods.score_maps.GATHERED", 450)  # two classes a pass
     parts = HistogramBinning(reading="one_vs_rest").fit(Batch(logits, labels))
     assert torch.equal(whole.values, parts.values)
     assert torch.equal(whole.edges_at, parts.edges_at)

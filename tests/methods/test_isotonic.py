@@ -9,7 +9,7 @@ from method_cases import drawn, mapped, paper
 
 from featcal import Batch, metrics, parse
 from featcal.methods import Isotonic
-from featcal.methods.isotonic import fit_blocks, pool
+from featcal.methods.score_maps import fit_blocks, pool
 from featcal.methods.score_tables import class_log_odds, log_odds
 
 sklearn = pytest.importorskip("sklearn.isotonic")
@@ -35,15 +35,6 @@ def test_pooling_is_scikit_learns_and_blocks_differ(pairs):
     fit = np.repeat(means, np.diff([*starts, len(rows)]))
     theirs = sklearn.isotonic_regression(hits / rows, sample_weight=rows)
     np.testing.assert_allclose(fit, theirs, atol=1e-9)
-
-
-def test_ascents_stay_and_descents_become_one_block():
-    up = np.arange(50.0)
-    assert pool(up, np.ones(50)).tolist() == list(range(50))
-    assert pool(up[::-1].copy(), np.ones(50)).tolist() == [0]
-    assert pool(np.ones(7), np.ones(7)).tolist() == [0]
-    # A round pools two places and no more: the stack has to take the rest.
-    assert pool(np.append(np.arange(20_000.0), -1e9), np.ones(20_001)).tolist() == [0]
 
 
 def pairs(batch, reading):

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 from featcal import Batch, CalibrationWarning, parse
-from featcal.methods.proximity import (
+from featcal.methods.neighbours import (
     ProximityCalibration,
     bins_of,
     density_ratio,

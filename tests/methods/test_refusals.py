@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from featcal import METHODS, InputError, parse
 
@@ -62,17 +61,6 @@ def test_wrong_arguments_are_refused_by_name(method):
 def test_arguments_are_refused(method, arguments, culprit):
     with pytest.raises(InputError, match=f"{method}: .*{culprit}"):
         METHODS[method](**arguments)
-
-
-def test_values_no_fit_can_give_are_refused_by_name():
-    with pytest.raises(InputError, match=r"^temperature .*temperature=0: .*damaged"):
-        METHODS["temperature"]().assign(temperature=0.0).check()
-
-
-def test_references_may_hold_what_the_published_code_can_give():
-    METHODS["classwise"](reference=True).assign(temperatures=torch.tensor([1.0, -2.0])).check()
-    weights = torch.tensor([0.2, 4.0, 1.0])
-    METHODS["ensemble"](reference=True).assign(temperature=-3.0, weights=weights).check()
 
 
 def test_numbers_of_numpy_are_shown_as_pythons():

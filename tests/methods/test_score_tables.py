@@ -12,7 +12,6 @@ from featcal.methods.score_tables import (
     class_log_odds,
     equal_mass,
     halfway,
-    is_table,
     lines,
     locate,
     log_odds,
@@ -128,28 +127,3 @@ def test_lines_in_the_probability_are_numpys_of_probabilities(shift):
     if shift > 0:  # there the complement is exact, and a line in 1 - p is a line in p
         expected = np.interp(sigmoid(-at), sigmoid(-nodes)[::-1], values.numpy()[::-1])
     np.testing.assert_allclose(found, expected, atol=2e-5)
-
-
-EMPTY, ONE, TWO, THREE = torch.empty(0), torch.ones(1), torch.arange(2.0), torch.arange(3.0)
-
-
-@pytest.mark.parametrize(
-    ("at", "values", "options", "sound"),
-    [
-        (EMPTY, EMPTY, {"more": 1}, True),
-        (EMPTY, ONE, {"more": 1}, True),
-        (TWO, THREE, {"more": 1}, True),
-        (TWO, TWO, {"more": 0}, True),
-        (TWO, TWO, {"more": 1}, False),
-        (ONE, ONE, {"more": 0}, False),
-        (-TWO, TWO, {"more": 0}, False),
-        (TWO, TWO / 0, {"more": 0}, False),
-        (TWO * torch.nan, TWO, {"more": 0}, False),
-        (TWO[None], TWO[None], {"more": 0, "columns": True}, True),
-        (TWO[None], TWO[None], {"more": 0}, False),
-        (torch.empty(4, 0), torch.ones(4, 1), {"more": 1, "columns": True}, True),
-        (TWO.expand(2, 2), TWO.expand(4, 2), {"more": 0, "columns": True}, False),
-    ],
-)
-def test_what_a_fit_gives_is_told_from_what_it_does_not(at, values, options, sound):
-    assert is_table(at, values, **options) == sound

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
 from method_cases import drawn, floored, mapped
 
 from featcal import Batch
 from featcal.methods import Spline
+from featcal.methods.score_maps import fitted_shifts, natural_spline, thinned
 from featcal.methods.score_tables import top_levels
-from featcal.methods.spline import fitted_shifts, natural_spline, thinned
 
 interpolate = pytest.importorskip("scipy.interpolate")
 
@@ -105,14 +104,3 @@ def test_thinning_costs_less_than_its_bound(most):
     short = np.interp(scores, scores[kept], shifts[kept])
     steepest = np.abs(np.gradient(shifts, levels.rows.cumsum() / levels.rows.sum())).max()
     assert np.abs(short - shifts).max() <= 1.01 * steepest / (most - 1)
-
-
-def test_the_published_form_alone_says_that_it_jumps():
-    """Just below a node the swapped weights give the value of the node before, at it its own."""
-    odds = torch.tensor([0.0, 1.0, 2.0])
-    values = {"nodes": odds, "shifts": torch.zeros(3)}
-    around = torch.tensor([[1.0 - 1e-4, 0.0], [1.0 + 1e-4, 0.0]])
-    for reference in (False, True):
-        spline = Spline(reference=reference).assign(**values)
-        below, above = spline.map_logits(around).softmax(1)[:, 0]
-        assert spline.jumps == (abs(float(below - above)) > 0.1) == reference

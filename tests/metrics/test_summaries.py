@@ -2,11 +2,8 @@
 
 import inspect
 
-import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given
 from metric_cases import cases, labelled_logits, quick, split_cases
 
@@ -29,11 +26,6 @@ def numbers(summary):
 
 def same(a, b, tolerance=1e-6):
     torch.testing.assert_close(numbers(a), numbers(b), atol=tolerance, rtol=1e-6)
-
-
-def test_every_public_name_is_documented():
-    assert sorted(metrics.__all__) == metrics.__all__
-    assert all(getattr(metrics, name).__doc__ for name in metrics.__all__)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -95,29 +87,3 @@ def test_summaries_that_differ_do_not_add():
 def test_bins_is_a_positive_integer(bins):
     with pytest.raises(InputError, match="bins is"):
         metrics.ece(torch.tensor([0.8]), torch.tensor([1]), bins=bins)
-
-
-def test_a_numpy_integer_is_an_integer():
-    assert len(Bins.of(torch.tensor([0.8]), torch.tensor([1]), bins=np.int64(4)).count) == 4
-
-
-def reduce_on_rank(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    logits, labels = labelled_logits(15, 41, 3, dtype="float32")
-    part = slice(0, 30) if rank == 0 else slice(30, None)
-    mine = Predictions.of(logits=logits[part], labels=labels[part])
-    none = Predictions.of(logits=logits[:0].double(), labels=labels[:0])
-    whole = Predictions.of(logits=logits, labels=labels)
-    alone = whole if rank == 0 else none
-    for summary in SUMMARIES:
-        for given_here in (mine, alone):
-            same(
-                summary.of_predictions(given_here).reduced(),
-                summary.of_predictions(whole),
-            )
-    assert Ordered.of_predictions(alone).reduced().confidence.dtype == torch.float32
-    dist.destroy_process_group()
-
-
-def test_two_processes_make_the_whole_even_when_one_has_no_rows(tmp_path):
-    mp.spawn(reduce_on_rank, args=(str(tmp_path),), nprocs=2)

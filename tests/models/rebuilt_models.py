@@ -100,11 +100,6 @@ class Inception(nn.Module):
         return Outputs(*self.both(x))
 
 
-class TupleInception(Inception):
-    def forward(self, x):
-        return self.both(x)
-
-
 class DictInception(Inception):
     def forward(self, x):
         return dict(zip(("aux", "logits"), reversed(self.both(x)), strict=True))

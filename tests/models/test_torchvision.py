@@ -12,15 +12,6 @@ models = package("torchvision").models
 K = 6
 
 
-def short_mobilenet_v3():
-    block = models.mobilenetv3.InvertedResidualConfig
-    blocks = [
-        block(16, 3, 16, 16, True, "RE", 2, 1, 1),
-        block(16, 3, 32, 24, True, "HS", 2, 1, 1),
-    ]
-    return models.MobileNetV3(blocks, last_channel=32, num_classes=K)
-
-
 def short_efficientnet():
     block = models.efficientnet.MBConvConfig
     blocks = [block(1, 3, 1, 32, 16, 1, 1.0, 1.0), block(4, 3, 2, 16, 24, 1, 1.0, 1.0)]
@@ -46,7 +37,6 @@ CASES = {
         lambda: models.MobileNetV2(K, 0.5, [[1, 16, 1, 1], [4, 24, 2, 2]]),
         "classifier.1",
     ),
-    "mobilenet_v3": (short_mobilenet_v3, "classifier.3"),
     "vit": (short_vit, "heads.head"),
     "squeezenet1_1": (lambda: models.squeezenet1_1(num_classes=K), "classifier"),
     "efficientnet": (short_efficientnet, "classifier.1"),
@@ -65,16 +55,5 @@ def test_from_a_trained_model_to_onnx_runtime(name, images, tmp_path):
     # Its ReLU behind the convolution cuts most of the spread off, and the weights make up for it.
     model = made(make, images, spread=1.0 if name == "squeezenet1_1" else 3.0)
     assert find_head(model) == find_head(model, inputs=images[:4]) == head
-    exports = name in ("densenet", "squeezenet1_1")  # they stand for the others
+    exports = name == "densenet"  # it stands for the others
     whole_path(model, batches_of(model, images), tmp_path, exports=exports)
-
-
-@pytest.mark.no_cover
-def test_a_googlenet_with_its_classifiers_for_training(images, tmp_path):
-    """It gives a namedtuple of three logits in training and plain logits otherwise."""
-    model = made(
-        lambda: models.googlenet(num_classes=K, aux_logits=True, init_weights=False), images
-    )
-    assert find_head(model) == "fc"
-    calibrated = whole_path(model, batches_of(model, images), tmp_path, exports=False)
-    assert isinstance(calibrated(images[:2]), torch.Tensor)

@@ -40,10 +40,9 @@ def of_class(kind, model):
     return made.eval()
 
 
-@pytest.mark.parametrize("kind", [OwnMethod])
-def test_a_second_way_to_the_head_leads_to_the_calibrated_one(kind, model, images, fitted):
+def test_a_second_way_to_the_head_leads_to_the_calibrated_one(model, images, fitted):
     expected = logits_of(fitted(model), images)
-    found = fitted(of_class(kind, model))
+    found = fitted(of_class(OwnMethod, model))
     assert torch.equal(logits_of(found, images), expected)
 
 

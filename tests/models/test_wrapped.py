@@ -85,10 +85,9 @@ def test_a_model_that_is_spread_already_is_refused_with_the_remedy(ranks):
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("part", ["", "fc"])
-def test_a_model_compiled_in_place_is_calibrated_like_any_other(part, model, images, fitted):
+def test_a_model_compiled_in_place_is_calibrated_like_any_other(model, images, fitted):
     expected = logits_of(fitted(model), images)
-    model.get_submodule(part).compile(backend="eager")
+    model.compile(backend="eager")
     raw = logits_of(model, images)
     calibrated = fitted(model)
     assert torch.equal(logits_of(calibrated, images), expected)
@@ -96,9 +95,8 @@ def test_a_model_compiled_in_place_is_calibrated_like_any_other(part, model, ima
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16])
-def test_a_model_in_half_precision(dtype, model, images, fitted):
-    expected = fitted(model)
+def test_a_model_in_half_precision(model, images, fitted):
+    expected, dtype = fitted(model), torch.bfloat16
     half = copy.deepcopy(model).to(dtype)
     unsettle(half)
     before = Snapshot(half)

@@ -5,6 +5,7 @@ Run as a program with a folder; each rank leaves what it saw in `<rank>.json` th
 
 import copy
 import datetime
+import importlib
 import json
 import os
 import sys
@@ -140,6 +141,7 @@ def child(folder, rank):
 
 def main(folder):
     torch.set_num_threads(1)
+    importlib.import_module("torch._dynamo")  # DDP asks for it: once, before the processes part
     children = []
     for rank in range(2):
         children.append(os.fork())

@@ -34,6 +34,12 @@ def made_pack(folder, made, *, features=True):
     )
 
 
+@pytest.fixture(autouse=True)
+def few_thresholds(monkeypatch):
+    """Short sweeps: a page makes the same of twelve thresholds as of sixty."""
+    monkeypatch.setattr("featcal.page.content.POINTS", 12)
+
+
 @pytest.fixture(scope="session")
 def evil():
     """The name of a class that would end a script."""
@@ -54,7 +60,9 @@ def bare(tmp_path_factory, made):
 
 @pytest.fixture(scope="session")
 def content(pack):
-    return Content.of(pack, resamples=200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("featcal.page.content.POINTS", 12)
+        return Content.of(pack, resamples=200)
 
 
 @pytest.fixture(scope="session")

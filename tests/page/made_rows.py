@@ -4,7 +4,7 @@ import torch
 
 from featcal import parse
 from featcal.metrics.bins import Bins
-from featcal.page.verdict import Choice, Place, facts_of
+from featcal.page.verdict import Facts, Place
 from featcal.page.wording import Summary
 from featcal.report.compare import Comparison, Row
 from featcal.report.scores import Scores
@@ -59,14 +59,11 @@ def compared(*rows, resamples=400):
 
 
 def judged(*rows, place=PLACE):
-    """The choice, and the facts."""
-    comparison = compared(*rows)
-    choice = Choice.of(comparison, place.seen)
-    return choice, facts_of(comparison, choice, place)
+    """The facts."""
+    return Facts(compared(*rows), place)
 
 
 def told(*rows, place=PLACE):
     """The summary, and its answers by their questions."""
-    choice, facts = judged(*rows, place=place)
-    found = Summary.of(facts, choice)
+    found = Summary.of(judged(*rows, place=place))
     return found, {point.question: point.answer for point in found.points}

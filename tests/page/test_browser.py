@@ -14,13 +14,19 @@ from selenium.webdriver.support.ui import Select, WebDriverWait
 pytestmark = MARKS
 
 
-@pytest.fixture
-def opened(browser, served):
-    """The page, opened anew as wide as a desk; afterwards it must have logged nothing."""
+@pytest.fixture(scope="module")
+def loaded(browser, served):
+    """The page as wide as a desk, opened once for all tests that use it."""
     look(browser, width=1200, scheme="light")
     open_page(browser, served.address)
-    yield browser
-    assert browser.get_log("browser") == []
+    return browser
+
+
+@pytest.fixture
+def opened(loaded):
+    """The page, which must have logged nothing after a test."""
+    yield loaded
+    assert loaded.get_log("browser") == []
 
 
 def test_a_file_opens_without_a_request_and_without_an_error(browser, page, tmp_path):
@@ -34,13 +40,45 @@ def test_a_file_opens_without_a_request_and_without_an_error(browser, page, tmp_
     assert browser.get_log("browser") == []
 
 
+def test_a_network_that_is_never_wrong_has_a_page_too(browser, made, tmp_path):
+    """No confident wrong rows, a clip that does nothing, few rows: nulls wherever one can be."""
+    known = made(140)
+    labels, parts = known.logits.argmax(1), {"val": slice(60), "test": slice(60, 140)}
+    splits = {name: Batch(None, labels[part], known.features[part]) for name, part in parts.items()}
+    pack = write_pack(tmp_path / "pack", splits, head=known.head)
+    path = tmp_path / "page.html"
+    path.write_text(render(Content.of(pack, ["clip"], resamples=100)), encoding="utf-8")
+    look(browser, width=1200, scheme="light")
+    open_page(browser, path.as_uri())
+    browser.find_element(By.ID, "threshold").send_keys(Keys.HOME)
+    settled(browser)
+    told = text_of(browser, "explorer-text")
+    assert "Entropy of confident right answers" in told
+    assert "wrong" not in told
+    # What is not there has no name in a legend either.
+    names = "return document.getElementById(arguments[0]).data.map((trace) => trace.name)"
+    for chart in ("chart-units", "chart-all-units", "chart-values"):
+        assert [name.split()[-1] for name in browser.execute_script(names, chart)] == ["right"]
+    assert not browser.find_elements(By.CSS_SELECTOR, "#explorer .legend .wrong")
+    assert browser.get_log("browser") == []
+
+
 def test_the_slider_moves_the_diagram_and_the_numbers(opened, content):
     slider, sweep = opened.find_element(By.ID, "threshold"), content.sweeps[0]
     before = bars_of(opened, "chart-sweep"), text_of(opened, "explorer-text")
     place = int(slider.get_attribute("value"))
     assert place == sweep.best
-    slider.send_keys(Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    settled(opened)
+    # A screen reader hears the slider at every key, and the whole sentence only afterwards.
+    opened.execute_script(
+        "window.heard = []; new MutationObserver(() => heard.push("
+        "document.getElementById('explorer-said').textContent))"
+        ".observe(document.getElementById('explorer-said'), {childList: true})"
+    )
+    for _ in range(2):
+        slider.send_keys(Keys.ARROW_LEFT)
+    assert opened.execute_script("return heard") == []
+    WebDriverWait(opened, 5).until(lambda driver: driver.execute_script("return heard[0]"))
+    assert opened.execute_script("return heard") == [text_of(opened, "explorer-text")]
     after = bars_of(opened, "chart-sweep"), text_of(opened, "explorer-text")
     assert before[0] != after[0]
     accuracy = sweep.test.bins(place - 2).accuracy.tolist()
@@ -58,22 +96,6 @@ def test_the_slider_moves_the_diagram_and_the_numbers(opened, content):
     opened.find_element(By.CSS_SELECTOR, "[data-jump=fitted]").click()
     settled(opened)
     assert "This is what a fit chose." in text_of(opened, "explorer-text")
-
-
-def test_the_explorer_speaks_when_it_rests(opened):
-    """A screen reader hears the slider at every key, and the whole sentence only afterwards."""
-    slider, text = (opened.find_element(By.ID, name) for name in ("threshold", "explorer-text"))
-    said = "return document.getElementById('explorer-said').textContent"
-    opened.execute_script(
-        "window.heard = []; new MutationObserver(() => heard.push("
-        "document.getElementById('explorer-said').textContent))"
-        ".observe(document.getElementById('explorer-said'), {childList: true})"
-    )
-    for _ in range(6):
-        slider.send_keys(Keys.ARROW_LEFT)
-    assert opened.execute_script(said) == ""
-    WebDriverWait(opened, 5).until(lambda driver: driver.execute_script(said))
-    assert opened.execute_script("return heard") == [text.text]
 
 
 def test_the_command_is_copied_and_columns_are_explained(opened, content):
@@ -117,56 +139,6 @@ def test_another_recipe_can_be_shown_after(opened):
     assert "nothing is changed" in text_of(opened, "after-name")
 
 
-def test_the_theme_follows_the_system_and_the_button(opened, served):
-    ground = "return getComputedStyle(document.body).backgroundColor"
-    ink = "return document.getElementById('chart-before').layout.font.color"
-    light, light_ink = opened.execute_script(ground), opened.execute_script(ink)
-    button = opened.find_element(By.ID, "theme")
-    button.click()
-    dark = opened.execute_script(ground)
-    assert dark != light
-    assert opened.execute_script(ink) != light_ink
-    assert button.get_attribute("aria-pressed") == "true"
-    assert button.accessible_name.strip() == "Dark"  # what is seen is what is said, pressed or not
-    look(opened, width=1200, scheme="dark")
-    open_page(opened, served.address)
-    assert opened.execute_script(ground) == dark
-    opened.find_element(By.ID, "theme").click()
-    assert opened.execute_script(ground) == light
-
-
-def test_nothing_is_wider_than_the_screen_and_cut_tables_say_so(opened):
-    hint = (
-        "return getComputedStyle(document.querySelector('#comparison .scroll'), '::before').content"
-    )
-    assert opened.execute_script(hint) == "none"
-    for width in (768, 360):
-        look(opened, width=width, scheme="light")
-        settled(opened)
-        too_wide = "return document.documentElement.scrollWidth - innerWidth"
-        assert opened.execute_script(too_wide) <= 0
-        chart = opened.find_element(By.CSS_SELECTOR, "#chart-before .main-svg")
-        assert chart.size["width"] <= width
-    WebDriverWait(opened, 5).until(lambda driver: "scroll sideways" in driver.execute_script(hint))
-
-
-def test_it_prints_without_controls_and_in_light_colours(opened):
-    """A slider that cannot be moved is not printed; what it was set to is."""
-    opened.find_element(By.ID, "theme").click()
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    for name in ("threshold", "after", "theme"):
-        assert not opened.find_element(By.ID, name).is_displayed()
-    assert opened.find_element(By.ID, "threshold-value").is_displayed()
-    methods = opened.find_elements(By.CSS_SELECTOR, "#methods label")
-    assert [one.is_displayed() for one in methods] == [True] + [False] * (len(methods) - 1)
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-    theme = "return document.documentElement.dataset.theme"
-    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert opened.execute_script(theme) == "light"
-    opened.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert opened.execute_script(theme) == "dark"
-
-
 def test_everything_can_be_reached_by_keyboard(opened):
     """Every control takes the focus, and shows that it has it."""
     controls = opened.find_elements(By.CSS_SELECTOR, "button, select, input, a[href], summary")
@@ -183,27 +155,38 @@ def test_everything_can_be_reached_by_keyboard(opened):
     assert opened.execute_script(outline) == "solid"
 
 
-def test_a_network_that_is_never_wrong_has_a_page_too(browser, made, tmp_path):
-    """No confident wrong rows, a clip that does nothing, few rows: nulls wherever one can be."""
-    known = made(140)
-    labels, parts = known.logits.argmax(1), {"val": slice(60), "test": slice(60, 140)}
-    splits = {name: Batch(None, labels[part], known.features[part]) for name, part in parts.items()}
-    pack = write_pack(tmp_path / "pack", splits, head=known.head)
-    path = tmp_path / "page.html"
-    path.write_text(render(Content.of(pack, resamples=100)), encoding="utf-8")
-    look(browser, width=1200, scheme="light")
-    open_page(browser, path.as_uri())
-    browser.find_element(By.ID, "threshold").send_keys(Keys.HOME)
-    settled(browser)
-    told = text_of(browser, "explorer-text")
-    assert "Entropy of confident right answers" in told
-    assert "wrong" not in told
-    # What is not there has no name in a legend either.
-    names = "return document.getElementById(arguments[0]).data.map((trace) => trace.name)"
-    for chart in ("chart-units", "chart-all-units", "chart-values"):
-        assert [name.split()[-1] for name in browser.execute_script(names, chart)] == ["right"]
-    assert not browser.find_elements(By.CSS_SELECTOR, "#explorer .legend .wrong")
-    assert browser.get_log("browser") == []
+def test_nothing_is_wider_than_the_screen_and_cut_tables_say_so(opened):
+    hint = (
+        "return getComputedStyle(document.querySelector('#comparison .scroll'), '::before').content"
+    )
+    assert opened.execute_script(hint) == "none"
+    for width in (768, 360):
+        look(opened, width=width, scheme="light")
+        settled(opened)
+        too_wide = "return document.documentElement.scrollWidth - innerWidth"
+        assert opened.execute_script(too_wide) <= 0
+        chart = opened.find_element(By.CSS_SELECTOR, "#chart-before .main-svg")
+        assert chart.size["width"] <= width
+    WebDriverWait(opened, 5).until(lambda driver: "scroll sideways" in driver.execute_script(hint))
+    look(opened, width=1200, scheme="light")
+
+
+def test_it_prints_without_controls_and_in_light_colours(opened):
+    """A slider that cannot be moved is not printed; what it was set to is."""
+    opened.find_element(By.ID, "theme").click()
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    for name in ("threshold", "after", "theme"):
+        assert not opened.find_element(By.ID, name).is_displayed()
+    assert opened.find_element(By.ID, "threshold-value").is_displayed()
+    methods = opened.find_elements(By.CSS_SELECTOR, "#methods label")
+    assert [one.is_displayed() for one in methods].count(True) == 1
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    theme = "return document.documentElement.dataset.theme"
+    opened.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert opened.execute_script(theme) == "light"
+    opened.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert opened.execute_script(theme) == "dark"
+    opened.find_element(By.ID, "theme").click()
 
 
 def tried(browser, recipe):
@@ -249,3 +232,23 @@ def test_the_box_fits_recipes_and_shows_them_everywhere(opened, served):
     assert len(opened.find_elements(By.CSS_SELECTOR, "#methods input")) == 3
     hosts = {url.split("/")[2] for url in requests(opened) if not url.startswith("data:")}
     assert hosts == {served.address.split("/")[2]}
+
+
+def test_the_theme_follows_the_system_and_the_button(opened, served):
+    look(opened, width=1200, scheme="light")
+    open_page(opened, served.address)
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    ink = "return document.getElementById('chart-before').layout.font.color"
+    light, light_ink = opened.execute_script(ground), opened.execute_script(ink)
+    button = opened.find_element(By.ID, "theme")
+    button.click()
+    dark = opened.execute_script(ground)
+    assert dark != light
+    assert opened.execute_script(ink) != light_ink
+    assert button.get_attribute("aria-pressed") == "true"
+    assert button.accessible_name.strip() == "Dark"  # what is seen is what is said, pressed or not
+    look(opened, width=1200, scheme="dark")
+    open_page(opened, served.address)
+    assert opened.execute_script(ground) == dark
+    opened.find_element(By.ID, "theme").click()
+    assert opened.execute_script(ground) == light

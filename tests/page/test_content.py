@@ -1,19 +1,20 @@
 """What the page shows is what compare and the analyses give, from rows that are read once."""
 
 import json
+import math
 from dataclasses import replace
 from unittest import mock
 
 import pytest
-import torch
 
 import featcal
 from featcal import InputError, parse
 from featcal.analysis import BeforeAfter, ChangedPredictions, ConfidentCounts, EntropyGrowth, base
+from featcal.core import fit
 from featcal.data import PackSplit
 from featcal.page import Content, render
 from featcal.page import content as contents
-from featcal.page.content import SURE, why_no_sweep
+from featcal.page.content import SURE, clipped
 from featcal.page.html import comparison_table, page_words
 from featcal.report.compare import DEFAULT_RECIPES
 
@@ -26,8 +27,9 @@ def compared(pack):
 
 
 @pytest.fixture(scope="module")
-def files(pack):
+def files(bare):
     """Pages with a calibrator fitted on each split, and one that does not say on what."""
+    pack = bare.scene.pack
     fits = {name: parse("temperature").fit(pack.split(name), pack.head) for name in ("val", "test")}
     fits["bare"] = parse("temperature").assign(temperature=float(fits["val"].temperature))
     named = {name: {f"{name}.safetensors": one} for name, one in fits.items()}
@@ -35,16 +37,12 @@ def files(pack):
     return {**found, "both": Content.of(pack, ["temperature"], named["test"], **FEW)}
 
 
-def test_the_rows_are_those_of_compare(content, compared):
-    body = content.as_json()["recipes"]
-    assert [row["recipe"] for row in body] == list(DEFAULT_RECIPES)
-    for mine, theirs in zip(body, compared.as_json()["rows"], strict=True):
+def test_the_rows_are_those_of_compare_and_json_is_strict_and_complete(content, compared):
+    body = content.as_json()
+    assert [row["recipe"] for row in body["recipes"]] == list(DEFAULT_RECIPES)
+    for mine, theirs in zip(body["recipes"], compared.as_json()["rows"], strict=True):
         for key in ("n", "metrics", "intervals", "differences"):
             assert mine[key] == theirs[key]
-
-
-def test_json_is_strict_and_complete(content):
-    body = content.as_json()
     assert json.loads(json.dumps(body, allow_nan=False)) == body
     assert body["format"] == "featcal.report"
     assert body["about"]["fitted_on"] == {"split": "val", "rows": 600}
@@ -69,31 +67,36 @@ def test_the_analyses_are_those_of_the_fitted_recipe(content, pack, compared):
 
 
 def test_each_split_is_read_once_from_disk_and_the_scored_one_checked_once(pack):
-    read, checked = [], mock.Mock(wraps=base.survey)
+    read, checked, looks = [], mock.Mock(wraps=base.survey), mock.Mock(wraps=fit._local_facts)
     plain = PackSplit.__iter__
 
     def counted(split):
         read.append(split.name)
         yield from plain(split)
 
-    with mock.patch.object(PackSplit, "__iter__", counted), mock.patch.object(
-        base, "survey", checked
-    ):  # fmt: skip
+    with (
+        mock.patch.object(PackSplit, "__iter__", counted),
+        mock.patch.object(base, "survey", checked),
+        mock.patch.object(fit, "_local_facts", looks),
+    ):
         Content.of(pack, **FEW)
     assert sorted(read) == ["test", "test", "val"]  # checked before it is kept
     assert checked.call_count == 2  # the scored rows, and the fitted ones for the sweep
+    assert looks.call_count == 5  # with those of the fits; none for a threshold of the sweep
 
 
 def test_rows_that_do_not_fit_into_memory_give_the_same_page(pack, content):
     with mock.patch.object(base, "KEEP_BYTES", 0), mock.patch.object(contents, "KEEP_BYTES", 0):
-        found = Content.of(pack, resamples=200)
+        found = Content.of(pack, ["temperature", "clip"], resamples=200)
     assert not isinstance(found.scene.seen.data, list)
-    for mine, theirs in zip(found.entries, content.entries, strict=True):
+    for mine, theirs in zip(found.entries, content.entries[:3], strict=True):
         assert mine.row.scores.metrics == theirs.row.scores.metrics
         assert mine.entropy.as_json() == theirs.entropy.as_json()
 
 
 def test_without_features_the_clip_parts_are_left_out(bare):
+    numbered = Content.of(bare.scene.pack, ["none"], [parse("temperature")], **FEW)
+    assert numbered.entries[1].recipe == "temperature from calibrator 1"
     assert [entry.recipe for entry in bare.entries] == ["none", "temperature"]
     assert (bare.units, bare.values, bare.sweeps) == (None, None, ())
     assert "logits alone" in bare.notes[0]
@@ -117,8 +120,6 @@ def test_none_comes_first_and_recipes_keep_their_names_and_thresholds(pack, comp
     assert plain != other
     assert found.sweeps[1].test is found.sweeps[3].test  # one tail is swept once
     assert len(page_words(found)["sweeps"]) == 2
-    numbered = Content.of(pack, ["none"], [clip], **FEW)
-    assert numbered.entries[1].recipe == "clip from calibrator 1"
 
 
 @pytest.mark.parametrize(
@@ -135,29 +136,21 @@ def test_what_cannot_be_is_refused(pack, options, text):
         Content.of(pack, **options)
 
 
-@pytest.mark.parametrize(
-    ("classes", "points"), [(10, contents.POINTS), (400, 44), (1000, contents.FEWEST)]
-)
-def test_many_classes_get_fewer_thresholds(classes, points, content):
-    pack = content.scene.pack
-    splits = mock.Mock(manifest=replace(pack.manifest, classes=classes))
-    splits.split = {"val": mock.Mock(rows=5000), "test": mock.Mock(rows=10_000)}.get
-    assert replace(content.scene, pack=splits).points == points
+def test_many_classes_get_fewer_thresholds(content, monkeypatch):
+    monkeypatch.setattr(contents, "POINTS", 60)
+    for classes, points in ((10, 60), (400, 44), (1000, contents.FEWEST)):
+        splits = mock.Mock(manifest=replace(content.scene.pack.manifest, classes=classes))
+        splits.split = {"val": mock.Mock(rows=5000), "test": mock.Mock(rows=10_000)}.get
+        assert replace(content.scene, pack=splits).points == points
 
 
-@pytest.mark.parametrize(
-    ("recipe", "why"),
-    [
-        ("clip | vector", "vector"),
-        ("clip | temperature | isotonic", "isotonic"),
-        ("clip | group", "group"),
-        ("clip | temperature", None),
-        ("temperature", None),
-    ],
-)
-def test_why_a_recipe_is_not_in_the_explorer(recipe, why):
-    found = why_no_sweep(parse(recipe))
-    assert (found and found.name) == why
+def test_why_a_recipe_is_not_in_the_explorer():
+    steps = {"clip | vector": "vector", "clip | temperature | isotonic": "isotonic"}
+    for recipe, why in {**steps, "clip | group": "group"}.items():
+        known, found = clipped(parse(recipe))
+        assert (known, found.name) == (None, why)
+    assert clipped(parse("clip | temperature")) == (("temperature", math.inf), None)
+    assert clipped(parse("temperature")) == clipped(None) == (None, None)
 
 
 def test_a_file_that_was_fitted_on_the_scored_rows_is_found_out(files):
@@ -184,13 +177,3 @@ def test_what_is_known_of_other_files_is_said(files, page):
     assert unknown.summary.cautions[0].startswith("It is not known what rows temperature scaling")
     assert "calibrator from a file" not in page
     assert "a calibrator from a file may have been, which is noticed only" in render(own)
-
-
-@pytest.mark.shared
-def test_the_claim_of_the_paper_on_its_own_network(shared_file, tmp_path):
-    """Clipping takes more certainty from confident wrong answers than from right ones."""
-    file = shared_file("packs", "cifar10-resnet50.npz")
-    found = Content.of(featcal.import_files([file], tmp_path / "pack"), ["clip"], **FEW)
-    assert found.entries[1].entropy.interval.low > 0
-    assert found.summary.kind == "over"
-    assert torch.isfinite(found.entries[1].entropy.after).all()

@@ -116,8 +116,8 @@ def test_best_is_marked_only_where_the_intervals_say_so(content, page):
     rows = comparison_table(content.comparison).rows
     assert table.count("★ best") == sum(cell.mark == "best" for row in rows for cell in row) > 0
     for column, name in enumerate(SHOWN, start=1):
-        found = contest(content.comparison, name, range(len(rows)))
-        best = set(found.alike) if found is not None and found.clear else set()
+        alike, tied = contest(content.comparison, name, range(len(rows)))
+        best = set(alike) if alike == tied else set()
         assert {place for place, row in enumerate(rows) if row[column].mark == "best"} == best
     twin = replace(content.comparison, rows=(content.comparison[0],) * len(rows))
     assert not any(cell.mark == "best" for row in comparison_table(twin).rows for cell in row)

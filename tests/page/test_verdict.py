@@ -51,7 +51,7 @@ def test_which_way_a_network_errs(kind, values):
     ],
 )
 def test_the_example_shows_the_verdict(bins, values, example):
-    _, facts = judged(row("none", bins=bins, **values))
+    facts = judged(row("none", bins=bins, **values))
     assert facts.example == (None if example is None else pytest.approx(example))
 
 
@@ -66,7 +66,7 @@ def test_the_example_shows_the_verdict(bins, values, example):
     ],
 )
 def test_where_it_errs_each_way(bins, over, under):
-    _, facts = judged(row("none", bins=bins))
+    facts = judged(row("none", bins=bins))
     for found, wanted in ((facts.over, over), (facts.under, under)):
         assert found == (None if wanted is None else pytest.approx(wanted))
 
@@ -96,15 +96,15 @@ TIED = {"spread": 0.01}
     ],
 )
 def test_what_is_recommended(rows, pick):
-    choice, facts = judged(row("none"), *rows)
-    assert choice.pick == pick
+    facts = judged(row("none"), *rows)
+    assert facts.place == pick
     assert (facts.pick and facts.pick.text) == (pick and rows[pick - 1].recipe)
 
 
 def test_of_equals_with_as_many_steps_the_one_that_learned_fewer_numbers_is_the_simplest():
     wide = good("matrix", seed=1, nll=0.799, **TIED)
     wide.calibrator.assign(weight=torch.eye(4), offset=torch.zeros(4))
-    assert judged(row("none"), wide, good("temperature", seed=2, **TIED))[0].pick == 2
+    assert judged(row("none"), wide, good("temperature", seed=2, **TIED)).place == 2
 
 
 def test_how_the_pick_stands_to_the_others():
@@ -117,8 +117,8 @@ def test_how_the_pick_stands_to_the_others():
         harmful("isotonic", nll=0.7),
         good("matrix", ece=0.005, nll=0.85, accuracy=0.77),
     ]
-    choice, facts = judged(*rows)
-    assert (choice.pick, choice.harmful) == (1, (5,))
+    facts = judged(*rows)
+    assert facts.place == 1
     assert (facts.alike, facts.rivals, facts.doubtful) == (["clip | temperature"], [], ["vector"])
     assert facts.beats
     assert [one.text for one in facts.harmful] == ["isotonic"]
@@ -126,21 +126,20 @@ def test_how_the_pick_stands_to_the_others():
     assert (facts.lower.text, facts.lower_nll) == ("matrix", "worse")
     assert facts.lower.accuracy.verdict == "worse"
     near = good("clip", seed=1, accuracy=0.77, nll=0.799, **TIED)
-    _, facts = judged(row("none"), near, good("clip | temperature", seed=2, **TIED))
+    facts = judged(row("none"), near, good("clip | temperature", seed=2, **TIED))
     assert (facts.rivals, facts.spares) == (["clip"], True)
 
-
-def test_an_error_is_lower_only_where_it_is_below_that_of_the_network_too():
+    # An error is lower only where it is below that of the network too.
     tight = {"spread": 0.001}
     rows = row("none", ece=0.02, **tight), good("temperature", seed=1, ece=0.0199, **tight)
     for ece, lower in ((0.005, True), (0.0195, False)):
         other = good("clip", seed=2, spread=0.001, ece=ece, nll=0.85)
-        assert (judged(*rows, other)[1].lower is not None) == lower
+        assert (judged(*rows, other).lower is not None) == lower
 
 
 def test_what_saw_the_answers_is_neither_chosen_nor_counted_as_tried():
-    choice, facts = judged(row("none"), good("temperature"), place=replace(PLACE, seen=(1,)))
-    assert (choice.pick, facts.tried, facts.seen) == (None, 0, ["temperature"])
+    facts = judged(row("none"), good("temperature"), place=replace(PLACE, seen=(1,)))
+    assert (facts.place, facts.tried, facts.seen) == (None, 0, ["temperature"])
     assert facts.untried == list(TRY_NEXT)
     assert facts.command == "featcal compare 'my pack' none " + " ".join(TRY_NEXT)
 
@@ -169,30 +168,29 @@ def test_what_saw_the_answers_is_neither_chosen_nor_counted_as_tried():
     ],
 )
 def test_what_to_type_next(rows, place, command):
-    assert judged(row("none"), *rows, place=place)[1].command == command
+    assert judged(row("none"), *rows, place=place).command == command
 
 
 def test_what_is_advised_can_be_fitted_to_logits_alone():
     assert not any(parse(name).needs_features or parse(name).needs_train for name in TRY_NEXT)
     sure = row("none", bins=FLAT, confidence=0.803, ece=0.005)
-    assert judged(sure, row("vector", seed=1, spread=0.1))[1].command == ""  # nothing to mend
+    assert judged(sure, row("vector", seed=1, spread=0.1)).command == ""  # nothing to mend
 
 
 def test_who_is_best_needs_something_to_choose_from():
     rows = compared(row("none"), good("clip | temperature"), good("temperature"))
-    assert contest(rows, "nll", ()) is None
-    assert contest(rows, "confidence", (0, 1)) is None
-    best = contest(rows, "nll", (0, 1, 2))
-    assert (best.alike, best.clear) == ((1, 2), True)
+    assert contest(rows, "nll", ()) == contest(rows, "confidence", (0, 1)) == ((), ())
+    assert contest(rows, "nll", (0, 1, 2)) == ((1, 2), (1, 2))
     bare = [Row("none", None, Scores(9, row("none").scores.metrics, OVER), 0.0)] * 2
-    assert not contest(compared(*bare), "nll", (0, 1)).clear
+    alike, tied = contest(compared(*bare), "nll", (0, 1))
+    assert alike != tied
 
 
 def test_without_intervals_nothing_is_known():
     raw, after = row("none", n=1), good("temperature", n=1)
     bare = [replace(one, scores=replace(one.scores, replicates={})) for one in (raw, after)]
-    choice, facts = judged(*bare)
-    assert (facts.kind, choice.pick, facts.intervals) == ("unclear", None, False)
+    facts = judged(*bare)
+    assert (facts.kind, facts.place, facts.intervals) == ("unclear", None, False)
 
 
 def test_steps_that_do_nothing_and_warnings_are_told_once():
@@ -233,7 +231,7 @@ def growth(hce, lce, spread=0.1, wrong=40, right=60, recipe="clip"):
     ],
 )
 def test_whom_a_clip_makes_less_certain(found, outcome, takes, claim):
-    judged = Certainty.of("clip", found, {})
+    judged = Certainty("clip", found, {})
     assert (judged.outcome, judged.takes, judged.claim) == (outcome, takes, claim)
     assert judged.control is None
 
@@ -247,8 +245,8 @@ def test_a_clip_is_held_against_a_recipe_that_sees_no_features(control, beside):
     (clip,) = Certainty.of_all(growths)
     assert (clip.recipe, clip.beside) == ("clip", beside)
     assert clip.control is growths["temperature"]
-    assert Certainty.of("clip", growth(0.11, 0.1), growths).control is None  # nothing was found
-    both = Certainty.of("clip | temperature", growth(0.5, 0.1), growths)
+    assert Certainty("clip", growth(0.11, 0.1), growths).control is None  # nothing was found
+    both = Certainty("clip | temperature", growth(0.5, 0.1), growths)
     assert (both.claim, both.beside) == (None, beside)  # the paper claims nothing of pipelines
     (alone,) = Certainty.of_all({"temperature": growths["temperature"]})
     assert (alone.recipe, alone.claim, alone.control) == ("temperature", None, None)

@@ -4,7 +4,6 @@ import math
 import re
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from featcal.analysis import (
 from featcal.analysis.features import NormalFit
 from featcal.core.calibrator import METHODS
 from featcal.page.verdict import Certainty, Idle
-from featcal.page.wording import about, apart, findings, named, points, rows, say, span, words
+from featcal.page.wording import about, apart, named, points, rows, say, span, words
 from featcal.report.bootstrap import UNKNOWN, Interval
 
 SENTENCE = re.compile(r"[A-Z0-9].*[.:)]", re.DOTALL)
@@ -33,48 +32,33 @@ def test_a_model_that_is_too_sure_is_told_with_numbers_to_picture():
         "This model is too sure of itself: when it says 90 %, it is right about 82 % of the time."
     )
     assert found.trust == "Not as it is: it claims more than it delivers."
-    assert answers["How far off is it?"] == (
-        "Over 2,000 rows of test it is 89.0 % sure on average and right in 80.0 % of them: 9.0 "
-        "points above what it achieves (95 % interval 8.6 to 9.4). Level by level of confidence, "
-        "it is off by 9.0 points on average (ECE)."
-    )
-    assert answers["What helped most?"] == (
-        "Temperature scaling lowers the calibration error (ECE) from 9.0 % to 2.0 %; mean "
-        "confidence and accuracy are then 1.0 points apart. Nothing else that was tried helped "
-        "beyond chance."
-    )
-    assert answers["Is the gain real?"].startswith("Yes: NLL falls by 0.1000 (95 % interval 0.09")
-    assert answers["What does it cost?"] == "No accuracy: the predicted classes stay as they are."
-    assert answers["What should I do?"] == (
-        "Use temperature scaling before anyone acts on the confidence (on average it is then still "
-        "1.0 points too sure):"
-    )
+    for question, part in {
+        "How far off is it?": "9.0 points above what it achieves (95 % interval 8.6 to 9.4).",
+        "What helped most?": "lowers the calibration error (ECE) from 9.0 % to 2.0 %; mean",
+        "Is the gain real?": "Yes: NLL falls by 0.1000 (95 % interval 0.09",
+        "What does it cost?": "No accuracy: the predicted classes stay as they are.",
+        "What should I do?": "Use temperature scaling before anyone acts on the confidence",
+    }.items():
+        assert part in answers[question]
     assert (found.pick, found.cautions) == (1, ())
 
 
-@pytest.mark.parametrize(
-    ("raw", "begins"),
-    [
-        ({"accuracy": 0.89, "confidence": 0.8}, "This model is better than it thinks: on average"),
-        ({"confidence": 0.803, "ece": 0.005}, "This model's confidence can be taken at its word:"),
-        ({"n": 300, "ece": 0.02, "confidence": 0.81, "spread": 0.05}, "300 rows cannot tell"),
+def test_headlines():
+    under, honest = {"accuracy": 0.89, "confidence": 0.8}, {"confidence": 0.803, "ece": 0.005}
+    few = {"n": 300, "ece": 0.02, "confidence": 0.81, "spread": 0.05}
+    off = {"confidence": 0.805, "ece": 0.05}
+    for raw, begins in (
+        (under, "This model is better than it thinks: on average"),
+        (honest, "This model's confidence can be taken at its word:"),
+        (few, "300 rows cannot tell"),
         (
             {"bins": BOTH, "accuracy": 0.775, "confidence": 0.775, "ece": 0.15},
-            "This model is too sure in some places and too modest in others: when it says 95 % it "
-            "is right 80 % of the time, and when it says 60 %, 75 %.",
+            "This model is too sure in some places and too modest in others: when it says 95 %",
         ),
-        (
-            {"bins": bins_of((1000, 0.7, 0.62)), "confidence": 0.805, "ece": 0.05},
-            "This model is too sure in places: when it says 70 %, it is right about 62 %",
-        ),
-        (
-            {"bins": bins_of((10, 0.3, 0.9)), "confidence": 0.805, "ece": 0.05},
-            "This model's confidence is off, by 5.0 points on average, but 2,000 rows do not tell",
-        ),
-    ],
-)
-def test_headlines(raw, begins):
-    assert told(row("none", **raw))[0].headline.startswith(begins)
+        ({**off, "bins": bins_of((1000, 0.7, 0.62))}, "This model is too sure in places: when"),
+        ({**off, "bins": bins_of((10, 0.3, 0.9))}, "This model's confidence is off, by 5.0 points"),
+    ):
+        assert told(row("none", **raw))[0].headline.startswith(begins)
 
 
 def test_what_harms_calibration_is_said_by_what_it_harms():
@@ -86,13 +70,9 @@ def test_what_harms_calibration_is_said_by_what_it_harms():
     assert text.endswith("Feature clipping brings the ECE lower still, to 0.5 %.")
     found, answers = told(row("none"), harmful("temperature"), harmful("vector", nll=0.85))
     assert found.pick is None
-    assert (
-        "raises the calibration error (ECE) from 9.0 % to 12.0 % and the Brier score from"
-        in (answers["What helped most?"])
-    )
+    assert "raises the calibration error (ECE) from 9.0 % to 12.0 %" in answers["What helped most?"]
     assert answers["Is the gain real?"].endswith("Its confidence becomes less honest.")
-    cost = "would raise the calibration error (ECE) by 3.0 points (95 % interval 2."
-    assert cost in answers["What does it cost?"]
+    assert "would raise the calibration error (ECE) by 3.0" in answers["What does it cost?"]
 
 
 def test_cautions():
@@ -106,9 +86,7 @@ def test_cautions():
     assert "vector" not in answers["What helped most?"].lower()
     alone, answers = told(row("none", n=1))
     assert list(answers) == ["How far off is it?", "What should I do?"]
-    assert alone.cautions[-1] == (
-        "There are no intervals, so nothing here is known to be more than chance."
-    )
+    assert alone.cautions[-1].startswith("There are no intervals")
     warned = Idle("temperature", "clip | temperature", "temperature stopped at its cap", noop=False)
     assert say("idle", warned) == "Temperature stopped at its cap (in clip | temperature)."
     noop = Idle("clip", "clip", "no threshold helps", noop=True)
@@ -181,22 +159,21 @@ def test_every_method_has_a_name_in_words():
 
 def test_whom_a_recipe_makes_less_certain():
     control = growth(0.9, 0.1, recipe="temperature")
-    ((lead, numbers),) = findings({"temperature": control, "clip": growth(0.5, 0.1, wrong=20)})
-    assert lead == (
-        "Feature clipping takes more certainty from wrong answers than from right ones, as the "
-        "paper claims."
+    growths = {"temperature": control, "clip": growth(0.5, 0.1, wrong=20)}
+    (found,) = Certainty.of_all(growths)
+    lead, numbers = (say(part, found) for part in ("certainty", "certainty_numbers"))
+    assert lead.endswith(
+        "more certainty from wrong answers than from right ones, as the paper claims."
     )
-    assert numbers == (
-        "The entropy (how undecided the model is) of the 20 wrong answers above 80 % confidence "
-        "grew by 0.5000 nats, that of the 60 right ones grew by 0.1000 nats. The difference is "
-        "+0.4000 nats (95 % interval +0.3494 to +0.4506). The smaller group has few rows, so the "
-        "interval is rough. Temperature scaling, which never looks at features, does the same more "
-        "strongly: +0.8000 nats (95 % interval +0.7600 to +0.8400). So this alone is no sign that "
-        "the features matter."
-    )
+    for part in (
+        "of the 20 wrong answers above 80 % confidence grew by 0.5000 nats",
+        "The difference is +0.4000 nats (95 % interval +0.3494 to +0.4506). The smaller group has",
+        "Temperature scaling, which never looks at features, does the same more strongly: +0.8000",
+    ):
+        assert part in numbers
     cases = [growth(*by) for by in ((0.1, 0.5), (-0.5, 0.0), (0, 0), (0.11, 0.1))]
     cases += [growth(0.1, 0.1, 0.0), growth(0.5, 0.1, math.nan), growth(1, 1, wrong=0)]
-    leads = {say("certainty", Certainty.of("clip", one, {})) for one in cases}
+    leads = {say("certainty", Certainty("clip", one, {})) for one in cases}
     assert len(leads) == len(cases)
     assert all(lead.endswith(".") for lead in leads)
 
@@ -208,30 +185,21 @@ def values(sigmas, errors=(0.1, 0.1), zeros=(0.5, 0.5), signed=False, wrong=40):
     return FeatureValues(groups, edges, counts, (1, 1), fits, signed, errors, zeros)
 
 
-@pytest.mark.parametrize(
-    ("found", "words"),
-    [
-        (
-            values((2.0, 1.0)),
-            "Fitted with a rectified normal of mean 0, as the paper's theory has it, the values "
-            "have sigma (their spread) 2 where a confident answer is wrong and 1 where it is "
-            "right. The difference is +1.00 (95 % interval +0.72 to +1.28): wider where it is "
-            "wrong, as the paper reports of its networks.",
-        ),
-        (values((1.0, 2.0), signed=True), "Fitted with a normal of mean 0, the values have sigma"),
-        (values((1.0, 2.0)), "narrower where it is wrong, the opposite of what the paper reports"),
+def test_the_spread_of_features():
+    for found, part in (
+        (values((2.0, 1.0)), "is +1.00 (95 % interval +0.72 to +1.28): wider where it is wrong"),
+        (values((1.0, 2.0), signed=True), "a normal of mean 0, the values have sigma"),
+        (values((1.0, 2.0)), "narrower where it is wrong, the opposite of what the paper"),
         (values((1.188, 1.172)), "(95 % interval -0.26 to +0.29), which may be chance."),
-        (values((2.0, 1.0), wrong=17), "The smaller group has few rows, so the interval is rough."),
-        (values((2.0, 1.0), (math.nan, 0.1)), "; there are too few rows to tell whether that is"),
+        (values((2.0, 1.0), wrong=17), "The smaller group has few rows"),
+        (values((2.0, 1.0), (math.nan, 0.1)), "; there are too few rows to tell"),
         (values((1.0, 1.0), (0.0, 0.0)), "where it is right: there is no difference."),
         (values((math.nan, 1.0)), "One of the groups has no rows"),
         (values((2.0, 1.0), zeros=(0.003, 0.45)), "of these, 0.3 % (wrong answers) and 45.0 %"),
-    ],
-)
-def test_the_spread_of_features(found, words):
-    text = say("values", found)
-    assert words in text
-    assert ("half the values" in text) == (found.zeros[0] < 0.4)
+    ):
+        text = say("values", found)
+        assert part in text
+        assert ("half the values" in text) == (found.zeros[0] < 0.4)
 
 
 def test_sentences_under_the_other_figures(content):
@@ -252,11 +220,7 @@ def test_sentences_under_the_other_figures(content):
     for macro, found, part in [
         ("units", units, "1.5 for confident right ones; 50.0 % of the units are larger where"),
         ("units", empty, "no rows"),
-        (
-            "counts",
-            counts,
-            "10 of 100 (10.0 %) are wrong as the model is; with feature clipping, no",
-        ),
+        ("counts", counts, "10 of 100 (10.0 %) are wrong as the model is; with feature clipping,"),
         ("counts", replace(counts, before=after, after=before), "10 of 100 (10.0 %) of such are"),
         ("counts", replace(counts, recipe="none"), "are wrong as the model is."),
         ("changed", changed, "3 of 100 rows (3.0 %): 1 became right, 1 became wrong, 1 went from"),

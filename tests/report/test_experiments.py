@@ -1,4 +1,4 @@
-"""The experiments: runs laid out as tables, a small reproduction, the files and pages kept."""
+"""The experiments: a small reproduction, the files and pages kept."""
 
 import json
 import re
@@ -15,76 +15,6 @@ from featcal.report.tables import PAPER_METHODS
 @pytest.fixture(scope="module")
 def layout(imported):
     return imported("paper_tables")
-
-
-# --- runs laid out as tables; every number is made up ---
-
-RECIPE = {
-    **{"epochs": 40, "batch": 128, "optimizer": "sgd", "lr": 0.1, "momentum": 0.9, "warmup": 0},
-    **{"schedule": "steps", "drops": [0.5, 0.75], "clip_norm": None, "augment": True},
-}
-
-
-def scored(recipe, ece, c=0.245, *, against=None, verdict="better"):
-    """The scores of a recipe, with a paired difference from another."""
-    delta = {"better": -0.01, "worse": 0.01}.get(verdict, -0.001)
-    difference = {"baseline": against, "delta": delta, "verdict": verdict}
-    return {
-        **{"recipe": recipe, "mode": "sequential"},
-        "metrics": {"accuracy": 0.9312, "ece": ece, "nll": 5 * ece + 0.1},
-        "intervals": {"ece": [ece - 0.002, ece + 0.003]},
-        "differences": {"ece": difference, "nll": difference} if against else {},
-        "fit": {"steps": [{"threshold": c}]},
-    }
-
-
-def run(loss, ece, c=0.245, *, seed=1):
-    """A trained network with its four recipes; without a threshold the clip changes nothing."""
-    verdict = "undecided" if c is None else "better"
-    return {
-        **{"dataset": "cifar10", "network": "wrn16x4", "loss": loss, "seed": seed},
-        "recipe": RECIPE,
-        **{"precision": "bfloat16", "test_norm": "matched"},
-        "rows": {"train": 45000, "val": 5000, "test": 10000},
-        "results": [
-            scored("none", ece),
-            scored("clip", ece if c is None else ece / 3, c, against="none", verdict=verdict),
-            scored("temperature", ece / 4),
-            scored("clip | temperature", ece / 5, c, against="temperature", verdict="undecided"),
-        ],
-    }
-
-
-def training(*runs):
-    return {"runs": list(runs), "layers": [], "hardware": {"device": "H200"}}
-
-
-def cell(table, row, heading):
-    (line,) = [cells for cells in table.rows if cells[0].startswith(row)]
-    return line[table.headings.index(heading)]
-
-
-def test_seeds_are_a_mean_and_their_range_and_an_arrow_needs_all_of_them(layout):
-    runs = run("ce", 0.0419, 0.245), run("ce", 0.0439, 0.255, seed=2), run("brier", 0.02, None)
-    table = layout.loss_tables(training(*runs), layout.paper_tables()["train-time"])[0]
-    assert cell(table, "CIFAR-10 WRN-16-4", "Cross Entropy\nbase") == "4.29 ± 0.10"
-    assert cell(table, "CIFAR-10 WRN-16-4", "Cross Entropy\n+clip (c)") == "1.43 ± 0.03 (0.25)▼"
-    assert cell(table, "CIFAR-10 WRN-16-4", "Brier Loss\n+clip (c)") == "2.00 (no-op)"
-    assert cell(table, "CIFAR-10 WRN-16-4", "MMCE\nbase") == "-"
-    notes = dict(table.notes)
-    assert notes["1"].startswith("40 epochs, the paper's have 350; batch 128, ")
-    assert "gradients not clipped, images shifted and mirrored; bfloat16" in notes["1"]
-    assert set(notes) == {"1", "losses", "±", "▼ ▲", "no-op", "-", "made"}
-    better, worse, undecided = (
-        scored("clip", 0.01, against="none", verdict=v) for v in ("better", "worse", "undecided")
-    )
-    assert layout.agreed_arrow([better, better], "ece") == "▼"
-    assert layout.agreed_arrow([better, undecided], "ece") == ""
-    assert layout.agreed_arrow([better, worse], "ece") == ""
-    other = scored("clip", 0.01, against="temperature")
-    assert (layout.direction(other, "ece"), layout.agreed_arrow([other], "ece")) == ("down", "")
-    some = [scored("clip", 0.02, 0.5), scored("clip", 0.02, None)]
-    assert layout.clipped(some, "ece") == "2.00 ± 0.00 (0.5/-)"
 
 
 # --- a small reproduction ---
@@ -204,44 +134,3 @@ def test_every_page_shows_what_the_result_files_hold(imported):
         assert text.count("made by experiments/paper_docs.py") == len(parts)
         for file in re.findall(r"\]\((\w[\w-]*\.md)", text):
             assert (page.parent / file).is_file()
-
-
-def test_the_pictures_are_those_of_the_result_file(imported, layout, tmp_path):
-    docs, results = imported("paper_docs"), layout.read_training()
-    docs.draw_losses(results, tmp_path / "losses.svg")
-    docs.draw_epochs(results, tmp_path / "epochs.svg")
-    for name in ("losses", "epochs"):
-        text = (tmp_path / f"{name}.svg").read_text()
-        kept = (docs.IMAGES / f"training-{name}.svg").read_text()
-        assert len(text.splitlines()) == len(kept.splitlines())
-        assert text.count("<use") == kept.count("<use")
-
-
-def test_what_the_pages_say_of_training_is_what_the_file_holds(layout):
-    """docs/training-results.md, beside a temperature, and docs/losses.md on MMCE."""
-    runs = [layout.Run(entry) for entry in layout.read_training()["runs"]]
-    known = {}
-    for run in (run for run in runs if run.loss == "ce"):
-        clip, temperature = (run.row(name)["metrics"] for name in ("clip", "temperature"))
-        assert temperature["ece"] < clip["ece"]
-        assert temperature["nll"] < clip["nll"]
-        both = run.row("clip | temperature")
-        found = (layout.direction(both, metric, "temperature") for metric in ("ece", "nll"))
-        known.setdefault(run.content["dataset"], []).append(tuple(found))
-    assert set(known["cifar100"]) == {("down", "up")}
-    assert [ece for ece, _ in known["cifar10"]].count("down") == 0
-    assert [nll for _, nll in known["cifar10"]].count("up") == 7
-    assert len(known["cifar10"]) == 10
-    forms = {}
-    for run in runs:
-        of_network = forms.setdefault(run.network, {})
-        of_network.setdefault(run.loss, []).append(run.row("none")["metrics"])
-    published = "mmce(variant='weighted', form='published')"
-    forms = [found for found in forms.values() if published in found]
-    assert len(forms) == 3
-    for found in forms:
-        highest = max(one["ece"] for one in found[published])
-        assert highest < min(one["ece"] for one in found["ce"])
-        weighted = found["mmce(variant='weighted')"][0]["accuracy"]
-        assert weighted < found["ce"][0]["accuracy"] - 0.05
-    assert sum(found["mmce"][0]["ece"] > found["ce"][0]["ece"] for found in forms) == 2

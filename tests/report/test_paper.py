@@ -120,20 +120,6 @@ def test_every_number_and_heading_is_as_printed(source, script, table, name):
 # --- the marks against the printed values ---
 
 
-def test_marks_are_sentences_and_each_of_their_places_holds_cells(script, marked):
-    ids = [mark["id"] for mark in script.all_marks()]
-    assert len(set(ids)) == len(ids)
-    for mark in script.all_marks():
-        assert mark["kind"] in ("defect", "misprint", "note")
-        assert mark["sentence"].endswith(".")
-        assert ".." not in script.note(mark)
-        places = marked(mark["id"])
-        for place in mark["cells"]:
-            assert any(name == place["table"] for name, _, _ in places), mark["id"]
-            for key in place.get("rows", []) + place.get("columns", []):
-                assert any(key.strip("* ") in f"{row} {col}" for _, row, col in places), key
-
-
 def test_arrows_say_whether_the_value_rose(table, marked):
     """Equal values have a green arrow: those are marked, and no other arrow is wrong."""
     unchanged = set()
@@ -148,14 +134,6 @@ def test_arrows_say_whether_the_value_rose(table, marked):
 
 
 # --- claims that no printed value shows ---
-
-
-@pytest.mark.shared
-def test_equation_1_is_constant_as_printed(shared_file):
-    text = shared_file("paper", "feature-clipping.tex").read_text()
-    assert r"\tilde{x} = \min(\max(x, c), -c)" in text
-    x, c = np.linspace(-3, 3, 61), 0.7
-    assert set(np.minimum(np.maximum(x, c), -c)) == {-c}
 
 
 @pytest.mark.shared

@@ -86,15 +86,11 @@ def test_all_keep_twelve_digits_however_small_they_are(reach, s):
     c, at, step = reach * s, mp.mpf(s), mp.mpf(s) * mp.mpf(10) ** -15
     gain, v = exact_gain(c, s), exact_mass(c, s)
     assert theory.entropy_gain(c, s) == pytest.approx(float(gain), rel=1e-12)
-    assert theory.tail_entropy(c, s) == pytest.approx(float(-gain / v), rel=1e-12)
     slope = mp.diff(lambda s: exact_gain(c, s), at, h=step)
     assert theory.entropy_gain_slope(c, s) == pytest.approx(float(slope), rel=1e-11)
     formulas = (exact_mass, exact_energy, lambda c, s: 2 * exact_energy(c, s) / s**2)
     for name, formula in zip(MEASURES, formulas, strict=True):
         assert getattr(theory, name)(c, s) == pytest.approx(float(formula(c, at)), rel=1e-12)
-        if reach >= 0.01:  # below, the differences need more digits than there are
-            slope = float(mp.diff(lambda s, formula=formula: formula(c, s), at, h=step))
-            assert getattr(theory, f"{name}_slope")(c, s) == pytest.approx(slope, rel=1e-11)
     assert theory.log_clipped_mass(c, s) == pytest.approx(float(mp.log(v)), rel=1e-12)
 
 
@@ -118,8 +114,7 @@ def test_limits_of_the_gain(s):
 @few
 @given(wide, wide)
 def test_nothing_is_ever_nan_or_infinite(c, s):
-    names = ("clipped_entropy", "entropy_gain", "entropy_gain_slope", "tail_entropy")
-    names += ("log_clipped_mass", *MEASURES, *(f"{name}_slope" for name in MEASURES))
+    names = ("clipped_entropy", "entropy_gain", "entropy_gain_slope", "log_clipped_mass", *MEASURES)
     both = [getattr(theory, name)(c, s) for name in names]
     assert all(map(math.isfinite, [theory.rectified_entropy(s), theory.turning_point(c), *both]))
     assert theory.clipped_entropy(c, s) == pytest.approx(
@@ -231,7 +226,6 @@ def test_each_grows_with_s_everywhere_and_units_change_nothing_but_that_of_energ
     s = c / reach
     for name, power in zip(MEASURES, (0, 2, 0), strict=True):
         measure = getattr(theory, name)
-        assert getattr(theory, f"{name}_slope")(c, s) > 0
         assert measure(c, s) < measure(c, ratio * s)
         scaled = measure(factor * c, factor * s)
         assert scaled == pytest.approx(factor**power * measure(c, s), rel=1e-9)

@@ -13,7 +13,7 @@ from featcal.losses import CE, Brier
 from featcal.train import Engine, Recipe
 from featcal.train import engine as engines
 from featcal.train.engine import Feed, Step, optimizer_of, set_rate
-from featcal.train.recipe import MARGIN, Plan
+from featcal.train.recipe import MARGIN, steps_of
 
 CPU = torch.device("cpu")
 # torch's compiler warns of parts of its own that it imports.
@@ -26,7 +26,7 @@ def stepped(recipe, loss, steps=3):
     optimizer = optimizer_of(model, recipe)
     step = Step(model, model, feed, loss, optimizer, recipe, torch.float32)
     losses = []
-    for rows in list(Plan.of(recipe, 0, 64).steps())[:steps]:
+    for rows in steps_of(recipe, 0, 64)[:steps]:
         set_rate(optimizer, recipe.lr)
         losses.append(step(rows).item())
     return model, losses
@@ -37,7 +37,7 @@ def by_hand(recipe, targets_of, steps=3):
     model, feed = small(), Feed(made_images(64), HALF, CPU)
     speed = [torch.zeros_like(weight) for weight in model.parameters()]
     losses = []
-    for rows in list(Plan.of(recipe, 0, 64).steps())[:steps]:
+    for rows in steps_of(recipe, 0, 64)[:steps]:
         images, labels = feed(rows)
         images, loss_of = targets_of(images, labels, rows.weight)
         loss = loss_of(model(images))
@@ -110,7 +110,7 @@ def test_a_process_s_share_of_a_batch_is_of_the_usual_size(monkeypatch):
     feed, optimizer = Feed(made_images(64), HALF, CPU), optimizer_of(model, recipe)
     step = Step(model, model, feed, CE(), optimizer, recipe, torch.float32)
     monkeypatch.setattr(dist, "world", lambda: 2)
-    batches = [next(Plan.of(Recipe(batch=rows), 0, 64).steps()) for rows in (8, 4, 16)]
+    batches = [steps_of(Recipe(batch=rows), 0, 64)[0] for rows in (8, 4, 16)]
     assert [step.is_usual(batch) for batch in batches] == [True, False, False]
 
 
@@ -130,12 +130,12 @@ def augmented(images, rows):
 
 def test_a_batch_is_padded_cut_mirrored_and_normalised():
     images = made_images(30)
-    rows = next(Plan.of(Recipe(batch=30), 0, 30).steps())
+    rows = steps_of(Recipe(batch=30), 0, 30)[0]
     found, labels = Feed(images, HALF, CPU)(rows)
     torch.testing.assert_close(found, augmented(images, rows))
     assert torch.equal(labels, images.labels[rows.images])
     assert found.is_contiguous(memory_format=torch.channels_last)
-    still = next(Plan.of(Recipe(batch=30, augment=False), 0, 30).steps())
+    still = steps_of(Recipe(batch=30, augment=False), 0, 30)[0]
     assert torch.equal(Feed(images, HALF, CPU)(still)[0], HALF(images.pixels[still.images]))
     tall = type(images)(images.pixels[:, :, :7].contiguous(), images.labels)
     assert Feed(tall, HALF, CPU)(rows)[0].shape == (30, 3, SIZE, 7)

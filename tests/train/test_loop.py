@@ -1,5 +1,6 @@
 """The loop: it learns, it watches, it adapts, it says what cannot be, and what a run leaves."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,13 @@ from tiny import CLASSES, HALF, RECIPE, made_images, made_splits, same, small, t
 from torch import nn
 
 from featcal import InputError, Pack
+from featcal.cli.train import Run
 from featcal.core.progress import listen
 from featcal.datasets import ImageData, Normalisation, normalisations
 from featcal.losses import CE, AdaFocal, FLSc, Focal
 from featcal.metrics import accuracy, ece, nll
 from featcal.train import Epoch, Recipe, loop, train
 from featcal.train.history import Batches, Watched, outputs
-from featcal.train.loop import finish
 
 ONE = replace(RECIPE, epochs=1)
 OTHER = Normalisation((0.4, 0.4, 0.4), (0.2, 0.2, 0.2))
@@ -142,7 +143,7 @@ REFUSED = {
     ),
     "batch": ({"recipe": Recipe(epochs=1)}, "batch is 128, and train has 100 rows"),
     "smoothing": ({"loss": Focal(), "recipe": replace(RECIPE, smoothing=0.1)}, "smoothing.*focal"),
-    "held out": ({"loss": AdaFocal()}, r"adafocal adapts to rows of its own.*held_out=10"),
+    "held out": ({"loss": AdaFocal()}, r"adafocal adapts to rows of its own.*held_out such as 10"),
     "watch": ({"watch_every": 0}, "watch_every is 0"),
     "checkpoints": ({"checkpoint_every": float("nan")}, "checkpoint_every is nan"),
     "folder": ({"folder": "nowhere"}, "nowhere does not exist: make it first"),
@@ -194,11 +195,9 @@ class Doomed(nn.Module):
 
 def test_a_diverging_run_is_stopped_with_a_remedy(tmp_path):
     wild = replace(RECIPE, lr=1e30, weight_decay=0.0)
-    said = r"the loss is (nan|inf) after epoch \d: lower lr \(1e\+30\), or limit .* with clip_norm$"
+    said = r"the loss is (nan|inf) after epoch \d: lower lr \(1e\+30\), or limit .* with clip_norm"
     with pytest.raises(InputError, match=said):
         trained(recipe=wild)
-    with pytest.raises(InputError, match=r"or lower clip_norm \(1e\+30\)$"):
-        trained(recipe=replace(wild, clip_norm=1e30))
     said = rf"NaN or infinite after epoch 1: lower lr \(0.1\), or .* remove {tmp_path}, which holds"
     with pytest.raises(InputError, match=said):
         trained(Doomed(), folder=tmp_path, checkpoint_every=0.0)
@@ -224,7 +223,10 @@ def test_pack_and_scores_have_each_split_in_its_own_pixels_without_tf32(tmp_path
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # as it is outside
     splits, (model, history), seen = made_splits(), trained(recipe=ONE, folder=str(tmp_path)), []
     model.conv.register_forward_hook(lambda *_: seen.append(torch.backends.cudnn.allow_tf32))
-    record = finish(tmp_path, model, splits, (HALF, OTHER), history, {"network": "n"})
+    run = {"output": tmp_path, "model": model, "splits": splits, "pixels": (HALF, OTHER)}
+    run |= {"network": "n", "no_pack": False, "head": None, "as_json": True}
+    Run(**run).finish(history, {"network": "n"})
+    record = json.loads((tmp_path / "run.json").read_text())
     assert seen
     assert not any(seen)
     assert torch.backends.cudnn.allow_tf32

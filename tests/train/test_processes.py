@@ -92,7 +92,9 @@ def on_rank(rank, folder):
 def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    mp.spawn(on_rank, args=(str(folder),), nprocs=2)
+    # A process that has used CUDA cannot be forked; elsewhere torch need not be loaded again.
+    way = "spawn" if torch.cuda.is_available() else "fork"
+    mp.start_processes(on_rank, args=(str(folder),), nprocs=2, start_method=way)
     return {
         case: [load_file(folder / f"{case}-{rank}.safetensors") for rank in range(2)]
         for case in (*CASES, "statistics", "dropout", "whole", "killed")

@@ -13,7 +13,7 @@ from torch import nn
 from featcal import InputError
 from featcal.losses import CE, Brier, Focal
 from featcal.train import Recipe, published_loss
-from featcal.train.recipe import MARGIN, Plan
+from featcal.train.recipe import MARGIN, Rows, steps_of
 
 
 def published_rates(epochs=350, drops=(150, 250)):
@@ -118,25 +118,28 @@ def test_json_of_a_recipe_makes_it_again():
     assert Recipe(**{**found, "drops": tuple(found["drops"])}) == recipe
 
 
+def whole_of(recipe, epoch, rows):
+    """All rows of an epoch, and the weight of each of its steps."""
+    *parts, weight = zip(*steps_of(recipe, epoch, rows), strict=True)
+    return Rows(*map(torch.cat, parts), torch.stack(weight))
+
+
 @settings(max_examples=20, deadline=None)
 @given(rows=st.integers(1, 300), batch=st.integers(1, 64), epoch=st.integers(0, 400))
 def test_every_row_is_seen_once(rows, batch, epoch):
-    plan = Plan.of(Recipe(batch=batch), epoch, rows)
-    steps = list(plan.steps())
-    assert len(steps) == len(plan) == -(-rows // batch)
+    steps = steps_of(Recipe(batch=batch), epoch, rows)
+    assert len(steps) == -(-rows // batch)
     assert sorted(torch.cat([step.images for step in steps]).tolist()) == list(range(rows))
     assert all(len(step.images) == batch for step in steps[:-1])
-    late = [step.images.tolist() for step in plan.steps(2)]
-    assert late == [step.images.tolist() for step in steps[2:]]
 
 
 def test_the_same_seed_and_epoch_give_the_same_plan_and_others_others():
     recipe = Recipe(seed=3, mixup=0.5, batch=10)
     torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()
-    one, again = (Plan.of(recipe, 5, 500).rows for _ in range(2))
+    one, again = (whole_of(recipe, 5, 500) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one, again, strict=True))
     for seed, epoch in ((3, 6), (4, 5), (4, 4), (2, 6)):  # two of them of the same sum
-        other = Plan.of(replace(recipe, seed=seed), epoch, 500).rows
+        other = whole_of(replace(recipe, seed=seed), epoch, 500)
         assert not torch.equal(one.images, other.images)
         assert not torch.equal(one.weight, other.weight)
     assert torch.equal(torch.get_rng_state(), torch_before)  # global states are left alone
@@ -144,21 +147,21 @@ def test_the_same_seed_and_epoch_give_the_same_plan_and_others_others():
 
 
 def test_shifts_mirrors_and_mixing_are_distributed_as_they_should_be():
-    rows = Plan.of(Recipe(), 0, 90_000).rows
+    rows = whole_of(Recipe(), 0, 90_000)
     counts = torch.bincount(rows.shift.flatten(), minlength=2 * MARGIN + 1)
     expected = 180_000 / 9
     assert len(counts) == 9
     assert (counts - expected).abs().max() < 5 * expected**0.5
     assert abs(rows.mirror.float().mean() - 0.5) < 0.01
     assert (rows.weight == 1).all()
-    weight = Plan.of(Recipe(batch=1, mixup=0.5), 0, 20_000).rows.weight
+    weight = whole_of(Recipe(batch=1, mixup=0.5), 0, 20_000).weight
     assert weight.mean() == pytest.approx(0.5, abs=0.02)
     assert weight.var() == pytest.approx(0.25 / 2, abs=0.01)  # of Beta(a, a): 1 / (8a + 4)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_ranks_share_a_batch_evenly_and_leave_what_is_over(world):
-    step = next(Plan.of(Recipe(batch=20), 0, 20).steps())
+    (step,) = steps_of(Recipe(batch=20), 0, 20)
     shares = [step.of_rank(rank, world) for rank in range(world)]
     assert {len(share.images) for share in shares} == {20 // world}
     seen = torch.cat([share.images for share in shares]).tolist()

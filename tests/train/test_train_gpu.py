@@ -12,7 +12,7 @@ from featcal.losses import CE, AdaFocal, parse_loss
 from featcal.models import build
 from featcal.train import Engine, Recipe, train
 from featcal.train.loop import Trainer, full_precision
-from featcal.train.recipe import Plan
+from featcal.train.recipe import steps_of
 
 pytestmark = [
     pytest.mark.gpu,
@@ -93,7 +93,7 @@ def losses_of_one_batch(steps, **tricks):
     torch.manual_seed(0)
     trainer = Trainer(Forgetful(), made_splits(), CE(), recipe, engine(**tricks), HALF)
     trainer.model.train()
-    rows = next(iter(Plan.of(recipe, 0, 100).to(torch.device("cuda")).steps()))
+    rows = steps_of(recipe, 0, 100, "cuda")[0]
     return torch.tensor([trainer.take(rows).item() for _ in range(steps)])
 
 

@@ -8,11 +8,9 @@ split of a pack; it is read in chunks, in one process. Nothing is fitted on test
 
 from featcal.analysis.base import Analysis, Groups
 from featcal.analysis.changes import ChangedPredictions, ConfidentCounts, EntropyGrowth
-from featcal.analysis.classes import GroupCalibration
 from featcal.analysis.features import FeatureValues, UnitMeans
-from featcal.analysis.layers import LayerAblation, LayerRow
-from featcal.analysis.reliability import BandedDiagram, BeforeAfter
-from featcal.analysis.sweep import ClipSweep
+from featcal.analysis.reliability import BandedDiagram, BeforeAfter, GroupCalibration
+from featcal.analysis.sweep import ClipSweep, LayerAblation, LayerRow
 
 __all__ = [
     "Analysis",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, TypeVar, final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from featcal.core.batch import (
     Head,
     Through,
     as_data,
+    features_of,
     raw_logits,
     stored_logits,
     wide,
@@ -31,17 +31,26 @@ from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.progress import calm
 from featcal.data import Pack, PackSplit
 from featcal.heads.head import as_head
+from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import Values, top_label
 from featcal.report.bootstrap import UNKNOWN, Interval
-from featcal.report.diagram import BLUE, DASHES, TEXT, VERMILLION, own_style, require_matplotlib
+from featcal.report.diagram import (
+    BLUE,
+    DASHES,
+    TEXT,
+    VERMILLION,
+    all_axes,
+    notebook_png,
+    own_style,
+    require_matplotlib,
+)
 from featcal.report.scores import calibrated_logits, check_usable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    Panels = Axes | Sequence[Axes]
+    from featcal.report.diagram import Panels
 
-DPI = 150
 # Wrong and right rows, in every picture. Okabe and Ito's hues: apart for every kind of colour
 # vision; the hatching, or the line, tells them apart in grey.
 HCE, LCE = (VERMILLION, "/////"), (BLUE, "")
@@ -65,7 +74,7 @@ class Analysis(ABC):
         """The numbers as Python's own types; NaN and infinity where there is none."""
 
     @abstractmethod
-    def draw(self, ax: Panels) -> None:
+    def draw(self, ax: Axes, *others: Axes) -> None:
         """Draws on given axes, in whatever style they have."""
 
     def as_json(self) -> dict[str, Any]:
@@ -81,7 +90,7 @@ class Analysis(ABC):
         require_matplotlib()
         with own_style() if ax is None else nullcontext():
             ax = self.own_axes() if ax is None else ax
-            self.draw(ax)
+            self.draw(*all_axes(ax))
         return replace(self, axes=ax)
 
     def own_axes(self) -> Panels:
@@ -95,31 +104,7 @@ class Analysis(ABC):
 
     def _repr_png_(self) -> bytes | None:
         """The picture a notebook shows, unless pyplot shows it already."""
-        if self.axes is not None and first_axes(self.axes).figure.canvas.manager is not None:
-            return None
-        try:
-            require_matplotlib()
-        except InputError:
-            return None
-        with own_style():
-            figure = first_axes(self.plot().axes).get_figure(root=True)
-            assert figure is not None
-            picture = io.BytesIO()
-            figure.savefig(picture, format="png", dpi=DPI)
-        return picture.getvalue()
-
-
-def all_axes(ax: Panels | None) -> list[Axes]:
-    """The axes a caller gave as one, as a list or as the array `subplots` returns."""
-    from matplotlib.axes import Axes
-
-    assert ax is not None
-    return [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
-
-
-def first_axes(ax: Panels | None) -> Axes:
-    """The axes of a picture, or the first of several."""
-    return all_axes(ax)[0]
+        return notebook_png(self)
 
 
 def ink(ax: Axes) -> str:
@@ -168,7 +153,41 @@ def entropies(logits: Tensor) -> Tensor:
     return -(logp.exp() * logp).sum(1)
 
 
+class Binned:
+    """Calibration of each of g sets of rows, from sums (g, 3, m) over m bins of the confidence.
+
+    The sums are count, summed confidence and right rows; numbers are (g,), NaN without rows.
+    """
+
+    sums: Tensor
+
+    def bins(self, place: int) -> Bins:
+        """The bins of one set, for a diagram of it."""
+        return Bins(*self.sums[place])
+
+    @property
+    def count(self) -> Tensor:
+        """(g,) rows."""
+        return self.sums[:, 0].sum(1)
+
+    @property
+    def accuracy(self) -> Tensor:
+        """(g,) the share of right rows."""
+        return self.sums[:, 2].sum(1) / self.count
+
+    @property
+    def confidence(self) -> Tensor:
+        """(g,) the mean confidence."""
+        return self.sums[:, 1].sum(1) / self.count
+
+    @property
+    def ece(self) -> Tensor:
+        """(g,) the expected calibration error."""
+        return (self.sums[:, 1] - self.sums[:, 2]).abs().sum(1) / self.count
+
+
 @final
+@dataclass(frozen=True, eq=False)
 class Rows:
     """Checked rows in chunks; iterating gives each batch with the network's own logits.
 
@@ -176,46 +195,55 @@ class Rows:
         data: the chunks, read anew on each pass.
         head: the classifier's last layer, or None where logits are stored.
         facts: what one look at all rows told.
+        calibrator: what the rows are looked at through, None for the network as it is.
+        after: the chunks with the calibrator's logits, of rows that are kept; else None.
     """
 
-    def __init__(self, data: Data, head: Head | None, facts: Facts, *, keep: bool = False) -> None:
-        self.data, self.head, self.facts, self._keep = data, head, facts, keep
-        self._last: tuple[Calibrator | None, Through] | None = None
+    data: Data
+    head: Head | None
+    facts: Facts
+    calibrator: Calibrator | None = None
+    after: Data | None = None
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
         for batch in self.data:
             yield batch, wide(raw_logits(batch, self.head))
 
-    def kept(self) -> Rows:
-        """The same rows for many looks: in memory where they fit, else their logits where those do.
+    @property
+    def recipe(self) -> str:
+        """That of the calibrator, "none" without one."""
+        return repr(self.calibrator) if self.calibrator else "none"
 
-        The logits that the last calibrator gave are kept as well.
-        """
-        own = Through(self.data, lambda batch: raw_logits(batch, self.head))
+    def kept(self) -> Rows:
+        """The same rows for many looks: in memory where they fit, else their logits if those do."""
+        own = Through(self.data, partial(raw_logits, head=self.head))
         numbers = self.facts.rows * (self.facts.width + self.facts.classes)
         data = list(own) if 4 * numbers <= KEEP_BYTES else own
-        return Rows(data, self.head, self.facts, keep=True)
+        return replace(self, data=data, after=data)
 
-    def both(self, calibrator: Calibrator | None) -> Iterator[tuple[Batch, Tensor, Tensor]]:
-        """Each batch with its logits before and after a calibrator."""
+    def through(self, calibrator: Calibrator | None) -> Rows:
+        """The same rows through a calibrator, whose logits are kept where the rows are."""
+        if calibrator is self.calibrator:
+            return self
+        after = self.after
+        if after is not None:
+            logits_of = partial(calibrated_logits, calibrator=calibrator, head=self.head)
+            after = Through(self.data, logits_of, features=False)
+        return replace(self, calibrator=calibrator, after=after)
 
-        def after(batch: Batch) -> Tensor:
-            return calibrated_logits(batch, calibrator, self.head)
-
-        if not self._keep:
-            for batch, logits in self:
-                yield batch, logits, after(Batch(logits, batch.labels, batch.features))
+    def both(self) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Each batch with its logits before and after the calibrator."""
+        if self.after is not None:
+            for (batch, logits), known in zip(self, self.after, strict=True):
+                yield batch, logits, stored_logits(known)
             return
-        if self._last is None or self._last[0] is not calibrator:
-            self._last = calibrator, Through(self.data, after, features=False)
-        for (batch, logits), known in zip(self, self._last[1], strict=True):
-            yield batch, logits, stored_logits(known)
+        for batch, logits in self:
+            known = Batch(logits, batch.labels, batch.features)
+            yield batch, logits, calibrated_logits(known, self.calibrator, self.head)
 
     def features(self) -> Iterator[tuple[Tensor]]:
         """The features of each batch, where there are features."""
-        for batch in self.data:
-            assert batch.features is not None
-            yield (batch.features,)
+        return ((features_of(batch),) for batch in self.data)
 
     def signed(self) -> bool:
         """Whether a feature of any row is negative, as after a LayerNorm; one pass."""
@@ -264,11 +292,10 @@ def reading(
     found, head = opened(data, head, split)
     head = as_head(head)
     with torch.no_grad(), evaluating(head):
-        if isinstance(found, Rows):
-            rows = found
-        else:
-            chunks = as_data(found, head)
-            rows = Rows(chunks, head, survey(chunks, head))
+        if not isinstance(found, Rows):
+            found = as_data(found, head)
+            found = Rows(found, head, survey(found, head))
+        rows = found.through(calibrator)
         check_usable(calibrator, rows.facts, head)
         if features_for and not rows.facts.width:
             raise InputError(
@@ -277,6 +304,37 @@ def reading(
             )
         with calm(rows.facts.work):
             yield rows
+
+
+class Effect(Analysis):
+    """What a calibrator does to rows: an analysis of them before and after it."""
+
+    @classmethod
+    def of(
+        cls,
+        data: Source,
+        calibrator: Calibrator | None = None,
+        head: Head | None = None,
+        *,
+        split: str = TEST,
+        **options: Any,  # noqa: ANN401 - those of `of_rows`
+    ) -> Self:
+        """The analysis of `data`, in one pass.
+
+        Args:
+            data: a pack, or labelled rows that were not used to fit.
+            calibrator: fitted, such as a clip; None for the network as it is.
+            head: the classifier's last layer, when the data holds features; a pack has its own.
+            split: which rows, where the data is a pack.
+            **options: those of `of_rows`, by name.
+        """
+        with reading(data, head, calibrator, split=split) as rows:
+            return cls.of_rows(rows, **options)
+
+    @classmethod
+    @abstractmethod
+    def of_rows(cls, rows: Rows, *args: Any, **options: Any) -> Self:  # noqa: ANN401
+        """The analysis of rows that are checked, and bound to the calibrator."""
 
 
 Item = TypeVar("Item", bound=tuple[Tensor, ...])
@@ -390,9 +448,8 @@ class Groups(Analysis):
             "wrong_share": wrong / (wrong + right) if wrong + right else math.nan,
         }
 
-    def draw(self, ax: Panels) -> None:
+    def draw(self, ax: Axes, *_: Axes) -> None:
         """How confident right and wrong rows are, with the groups' level marked."""
-        ax = first_axes(ax)
         edges = torch.linspace(float(self.sure.min()) if len(self) else 0, 1, BARS + 1)
         filled: Any = {"color": LCE[0], "alpha": 0.55, "label": self.names[1]}
         hatched: Any = {"facecolor": "none", "edgecolor": HCE[0], "hatch": HCE[1]}
@@ -427,39 +484,32 @@ DROPPED = 16  # bits of a float32 that are not looked at
 CELLS = 2 ** (31 - DROPPED)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Magnitudes:
-    """Quantiles of sizes from a stream: every |x| is counted by the leading bits of its float32.
+# Quantiles of sizes from a stream: every |x| is counted by the leading bits of its float32. Sign,
+# exponent and seven bits of the fraction, as bfloat16 has them: counters of a fixed number whatever
+# the data, and quantiles to within 1 / 128 of their value. Counts of parts add up.
 
-    Sign, exponent and seven bits of the fraction, as bfloat16 has them: (2^15,) int64 counters
-    whatever the data, and quantiles to within 1 / 128 of their value. Counts of parts add up.
+
+def size_counts(values: Tensor) -> Tensor:
+    """(2^15,) int64: how many of some values have each size."""
+    bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
+    return torch.bincount(bits >> DROPPED, minlength=CELLS).cpu()
+
+
+def size_quantile(counts: Tensor, share: float, *, zeros: bool = True) -> float:
+    """The lower end of the cell in which this share of the values is reached; NaN for none.
+
+    Args:
+        counts: of the sizes.
+        share: 0 to 1.
+        zeros: whether values of 0 count, which are many after a ReLU.
+
+    >>> size_quantile(size_counts(torch.tensor([0.0, -1.0, 1.0, 100.0])), 0.5)
+    1.0
     """
-
-    counts: Tensor = field(default_factory=lambda: torch.zeros(CELLS, dtype=torch.int64))
-
-    def plus(self, values: Tensor) -> Magnitudes:
-        """With the sizes of more values.
-
-        >>> Magnitudes().plus(torch.tensor([0.0, -1.0, 1.0, 100.0])).quantile(0.5)
-        1.0
-        """
-        bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
-        return Magnitudes(self.counts + torch.bincount(bits >> DROPPED, minlength=CELLS).cpu())
-
-    def quantile(self, share: float, *, zeros: bool = True) -> float:
-        """The lower end of the cell in which this share of the values is reached; NaN for none.
-
-        Args:
-            share: 0 to 1.
-            zeros: whether values of 0 count, which are many after a ReLU.
-        """
-        counts = self.counts.clone()
-        if not zeros:
-            counts[0] = 0
-        total = int(counts.sum())
-        if total == 0:
-            return math.nan
-        wanted = min(max(math.ceil(share * total), 1), total)
-        cell = int(torch.searchsorted(counts.cumsum(0), wanted))
-        return float((torch.tensor(cell, dtype=torch.int32) << DROPPED).view(torch.float32))
+    above = counts if zeros else torch.cat([counts.new_zeros(1), counts[1:]])
+    total = int(above.sum())
+    if total == 0:
+        return math.nan
+    wanted = min(max(math.ceil(share * total), 1), total)
+    cell = int(torch.searchsorted(above.cumsum(0), wanted))
+    return float((torch.tensor(cell, dtype=torch.int32) << DROPPED).view(torch.float32))

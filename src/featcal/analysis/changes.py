@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from featcal.analysis import base
-from featcal.core.batch import Head
-from featcal.core.calibrator import Calibrator
+from featcal.core.batch import predicted
 from featcal.core.checks import InputError
-from featcal.core.rows import predicted
 from featcal.metrics.inputs import top_label
 from featcal.report.bootstrap import Interval
 from featcal.report.diagram import DASHES, TEXT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 WIDTH = 0.22  # of a bar; levels lie 1 apart
 LEVELS = (0.80, 0.90, 0.95, 0.99)  # of the paper's table
@@ -25,7 +26,7 @@ LEVELS = (0.80, 0.90, 0.95, 0.99)  # of the paper's table
 
 @final
 @dataclass(frozen=True, eq=False)
-class ConfidentCounts(base.Analysis):
+class ConfidentCounts(base.Effect):
     """Rows with a confidence above each of l levels, strictly.
 
     Attributes:
@@ -45,39 +46,20 @@ class ConfidentCounts(base.Analysis):
     after: Tensor
 
     @classmethod
-    def of(
-        cls,
-        data: base.Source,
-        calibrator: Calibrator | None = None,
-        head: Head | None = None,
-        *,
-        split: str = base.TEST,
-        levels: Sequence[float] = LEVELS,
-    ) -> ConfidentCounts:
-        """The counts over `data`, in one pass.
-
-        Args:
-            data: a pack, or labelled rows.
-            calibrator: fitted; None for the network as it is.
-            head: the classifier's last layer, when the data holds features; a pack has its own.
-            split: which rows, where the data is a pack.
-            levels: of the confidence.
-        """
+    def of_rows(cls, rows: base.Rows, *, levels: Sequence[float] = LEVELS) -> ConfidentCounts:
+        """The counts, above each of some levels of the confidence."""
         marks = tuple(base.checked_level(level) for level in levels)
         if not marks:
             raise InputError("levels is empty: pass at least one confidence, such as 0.95")
-        before = torch.zeros(2, len(marks), dtype=torch.int64)
-        after = before.clone()
-        with base.reading(data, head, calibrator, split=split) as rows:
-            for batch, old, new in rows.both(calibrator):
-                for counts, logits in ((before, old), (after, new)):
-                    top = top_label(logits=logits, labels=batch.labels)
-                    for place, level in enumerate(marks):
-                        sure = top.confidence > level
-                        counts[0, place] += (sure & top.correct).sum().cpu()
-                        counts[1, place] += (sure & ~top.correct).sum().cpu()
-            count = rows.facts.rows
-        return cls(count, repr(calibrator) if calibrator else "none", marks, before, after)
+        counts = torch.zeros(2, 2, len(marks), dtype=torch.int64)
+        for batch, *both in rows.both():
+            for count, logits in zip(counts, both, strict=True):
+                top = top_label(logits=logits, labels=batch.labels)
+                for place, level in enumerate(marks):
+                    sure = top.confidence > level
+                    count[0, place] += (sure & top.correct).sum().cpu()
+                    count[1, place] += (sure & ~top.correct).sum().cpu()
+        return cls(rows.facts.rows, rows.recipe, marks, *counts)
 
     def numbers(self) -> dict[str, Any]:
         """One list per column."""
@@ -88,11 +70,10 @@ class ConfidentCounts(base.Analysis):
         }
         return {"rows": self.rows, "recipe": self.recipe, "levels": list(self.levels), **columns}
 
-    def draw(self, ax: base.Panels) -> None:
+    def draw(self, ax: Axes, *_: Axes) -> None:
         """Bars of right and wrong rows, light before and full after, on a log scale."""
         from matplotlib.colors import to_rgba
 
-        ax = base.first_axes(ax)
         columns = (
             ("right before", self.before[0], base.LCE, 0.35),
             ("right after", self.after[0], base.LCE, 0.9),
@@ -119,7 +100,7 @@ FEW = 30  # rows of a group below which the normal theory behind the interval is
 
 @final
 @dataclass(frozen=True, eq=False)
-class EntropyGrowth(base.Analysis):
+class EntropyGrowth(base.Effect):
     """Mean entropies in nats, of HCE and of LCE rows; NaN for a group without rows.
 
     The paper's own evidence: clipping makes wrong rows uncertain and leaves right ones nearly as
@@ -142,42 +123,35 @@ class EntropyGrowth(base.Analysis):
     spread: Tensor = field(repr=False)
 
     @classmethod
-    def of(
+    def of_rows(
         cls,
-        data: base.Source,
-        calibrator: Calibrator | None,
-        head: Head | None = None,
+        rows: base.Rows,
         *,
-        split: str = base.TEST,
         groups: base.Groups | None = None,
         confidence: float = base.CONFIDENCE,
     ) -> EntropyGrowth:
-        """The entropies of the groups of `data`, in one pass beyond that for the groups.
+        """The entropies of the groups, in one pass beyond that for the groups.
 
         Args:
-            data: a pack, or labelled rows.
-            calibrator: fitted, such as a clip; None changes nothing.
-            head: the classifier's last layer, when the data holds features; a pack has its own.
-            split: which rows, where the data is a pack.
+            rows: all of them.
             groups: of these rows, where they are known already.
             confidence: of the groups, else.
         """
         # Of each group: rows, and the sums of entropy before, after, and of their difference
         # squared.
         sums = torch.zeros(2, 4, dtype=torch.float64)
-        with base.reading(data, head, calibrator, split=split) as rows:
-            found = base.groups_of(rows, groups, confidence)
-            pairs = ((old, new) for _, old, new in rows.both(calibrator))
-            for (old, new), masks in found.along(pairs):
-                for row, mask in zip(sums, masks, strict=True):
-                    was, became = base.entropies(old[mask]), base.entropies(new[mask])
-                    parts = was.sum(), became.sum(), (became - was).square().sum()
-                    row += torch.stack([was.new_tensor(float(len(was))), *parts]).cpu()
+        found = base.groups_of(rows, groups, confidence)
+        pairs = ((old, new) for _, old, new in rows.both())
+        for (old, new), masks in found.along(pairs):
+            for row, mask in zip(sums, masks, strict=True):
+                was, became = base.entropies(old[mask]), base.entropies(new[mask])
+                parts = was.sum(), became.sum(), (became - was).square().sum()
+                row += torch.stack([was.new_tensor(float(len(was))), *parts]).cpu()
         n, before, after, squares = sums.T
         growth = (after - before) / n
         variance = (squares - n * growth.square()).clamp(min=0) / (n - 1)
         spread = torch.where(n > 1, variance.sqrt(), math.nan)
-        return cls(found, repr(calibrator) if calibrator else "none", before / n, after / n, spread)
+        return cls(found, rows.recipe, before / n, after / n, spread)
 
     @property
     def growth(self) -> Tensor:
@@ -207,18 +181,21 @@ class EntropyGrowth(base.Analysis):
     def numbers(self) -> dict[str, Any]:
         """The table of the paper, with the interval."""
         columns = ("before", "after", "growth")
-        table = {
-            group: {name: float(getattr(self, name)[row]) for name in columns}
-            for row, group in enumerate(("hce", "lce"))
+        return {
+            "groups": self.groups.numbers(),
+            "recipe": self.recipe,
+            **{
+                group: {name: float(getattr(self, name)[row]) for name in columns}
+                for row, group in enumerate(("hce", "lce"))
+            },
+            "gap": self.gap,
+            "interval": self.interval.as_json(),
+            "few": self.few,
         }
-        known = {"interval": self.interval.as_json(), "few": self.few}
-        made = {"groups": self.groups.numbers(), "recipe": self.recipe}
-        return {**made, **table, "gap": self.gap, **known}
 
-    def draw(self, ax: base.Panels) -> None:
+    def draw(self, ax: Axes, *_: Axes) -> None:
         """An arrow from before to after for each group."""
-        ax = base.first_axes(ax)
-        for place, (hue, _) in enumerate((base.HCE, base.LCE)):
+        for place, hue in enumerate((base.HCE[0], base.LCE[0])):
             start, end = float(self.before[place]), float(self.after[place])
             if math.isnan(start):
                 continue
@@ -247,7 +224,7 @@ TOLD = 200  # rows in the JSON form, the most confident before first
 
 @final
 @dataclass(frozen=True, eq=False)
-class ChangedPredictions(base.Analysis):
+class ChangedPredictions(base.Effect):
     """The c rows whose predicted class is another one after calibration; (c,) each.
 
     Attributes:
@@ -273,33 +250,17 @@ class ChangedPredictions(base.Analysis):
     sure_after: Tensor = field(repr=False)
 
     @classmethod
-    def of(
-        cls,
-        data: base.Source,
-        calibrator: Calibrator | None,
-        head: Head | None = None,
-        *,
-        split: str = base.TEST,
-    ) -> ChangedPredictions:
-        """The changed rows of `data`, in one pass.
-
-        Args:
-            data: a pack, or labelled rows.
-            calibrator: fitted, such as a clip.
-            head: the classifier's last layer, when the data holds features; a pack has its own.
-            split: which rows, where the data is a pack.
-        """
+    def of_rows(cls, rows: base.Rows) -> ChangedPredictions:
+        """The changed rows."""
         parts, done = [], 0
-        with base.reading(data, head, calibrator, split=split) as rows:
-            for batch, old, new in rows.both(calibrator):
-                before, after = predicted(old), predicted(new)
-                at = (before != after).nonzero().flatten()
-                sure = [logits[at].double().softmax(1).amax(1) for logits in (old, new)]
-                columns = (at + done, batch.labels[at], before[at], after[at], *sure)
-                parts.append([column.cpu() for column in columns])
-                done += len(batch)
-        whole = [torch.cat(column) for column in zip(*parts, strict=True)]
-        return cls(done, repr(calibrator) if calibrator else "none", *whole)
+        for batch, old, new in rows.both():
+            before, after = predicted(old), predicted(new)
+            at = (before != after).nonzero().flatten()
+            sure = [logits[at].double().softmax(1).amax(1) for logits in (old, new)]
+            columns = (at + done, batch.labels[at], before[at], after[at], *sure)
+            parts.append([column.cpu() for column in columns])
+            done += len(batch)
+        return cls(done, rows.recipe, *(torch.cat(column) for column in zip(*parts, strict=True)))
 
     @property
     def fixed(self) -> Tensor:
@@ -337,9 +298,8 @@ class ChangedPredictions(base.Analysis):
             "told": {**columns, "kind": kind},
         }
 
-    def draw(self, ax: base.Panels) -> None:
+    def draw(self, ax: Axes, *_: Axes) -> None:
         """The confidence before against that after, a mark for each kind of change."""
-        ax = base.first_axes(ax)
         looks = (
             ("fixed", self.fixed, "o", base.LCE[0]),
             ("broken", self.broken, "X", base.HCE[0]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from featcal.core.checks import InputError
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import Interval, checked_seed
 from featcal.report.diagram import DASHES, TEXT
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 UNITS = 100  # of the paper's figure
 
@@ -127,26 +130,20 @@ class UnitMeans(base.Analysis):
             "all": columns(self.order),
         }
 
-    def draw(self, ax: base.Panels) -> None:
+    def draw(self, ax: Axes, *others: Axes) -> None:
         """A few units drawn at random; on a second panel, where there is one, all units."""
-        first, *others = base.all_axes(ax)
         mean_of = "mean |feature|" if self.absolute else "mean feature"
         # HCE as outlined bars behind, LCE as full narrower ones before them: both always show.
         places = range(len(self.chosen))
-        outlined: Any = {
-            "color": "none",
-            "edgecolor": base.HCE[0],
-            "hatch": base.HCE[1],
-            "linewidth": 0.6,
-        }
-        wrong = first.bar(places, self.hce[self.chosen].numpy(), 0.95, **outlined)
-        right = first.bar(places, self.lce[self.chosen].numpy(), 0.5, color=base.LCE[0], alpha=0.9)
-        first.set(xlim=(-0.8, len(places) - 0.2), xticks=[], xlabel=self.which, ylabel=mean_of)
+        outlined: Any = {"color": "none", "edgecolor": base.HCE[0], "hatch": base.HCE[1]}
+        wrong = ax.bar(places, self.hce[self.chosen].numpy(), 0.95, linewidth=0.6, **outlined)
+        right = ax.bar(places, self.lce[self.chosen].numpy(), 0.5, color=base.LCE[0], alpha=0.9)
+        ax.set(xlim=(-0.8, len(places) - 0.2), xticks=[], xlabel=self.which, ylabel=mean_of)
         known = "no unit to tell" if math.isnan(self.higher) else f"{self.higher:.0%} of all units"
         title = f"confidence above {self.groups.confidence:g}: larger over HCE rows in {known}"
-        base.set_title(first, title.replace("%", " %"))
-        first.legend([wrong, right], self.groups.names, fontsize=TEXT, frameon=False, ncols=2)
-        first.set_ylim(top=1.15 * first.get_ylim()[1])  # room for the legend
+        base.set_title(ax, title.replace("%", " %"))
+        ax.legend([wrong, right], self.groups.names, fontsize=TEXT, frameon=False, ncols=2)
+        ax.set_ylim(top=1.15 * ax.get_ylim()[1])  # room for the legend
         for second in others[:1]:
             order, every = self.order, range(len(self.order))
             second.fill_between(
@@ -229,7 +226,7 @@ class FeatureValues(base.Analysis):
                 right.add(features[masks[1]])
             largest = max(wrong.largest, right.largest)
             if limit is None:
-                ends = [part.sizes.quantile(SHOWN) for part in (wrong, right) if part.n]
+                ends = [base.size_quantile(part.sizes, SHOWN) for part in (wrong, right) if part.n]
                 limit = max(ends, default=largest)
             limit = min(limit, largest) if math.isinf(limit) else limit
             limit = limit if limit > 0 else 1.0  # every value is 0
@@ -292,9 +289,8 @@ class FeatureValues(base.Analysis):
             "counts": named(self.counts.tolist()),
         }
 
-    def draw(self, ax: base.Panels) -> None:
+    def draw(self, ax: Axes, *_: Axes) -> None:
         """Both densities on a log scale, which shows the tails, and the fits with mean 0."""
-        ax = base.first_axes(ax)
         edges, density = self.edges.numpy(), self.density
         middles = (edges[1:] + edges[:-1]) / 2
         for row, hue, style, name in (
@@ -328,7 +324,7 @@ class _Sums:
         self.signed = signed
         self.n = self.zeros = self.rows = 0
         self.total = self.squares = self.largest = 0.0
-        self.sizes = base.Magnitudes()
+        self.sizes = torch.zeros(base.CELLS, dtype=torch.int64)
         # By row: the sum of squares, q, and the number of values above 0, a: q^2, q a and a^2.
         self.products = torch.zeros(3, dtype=torch.float64)
 
@@ -345,7 +341,7 @@ class _Sums:
         self.squares += float(squares.sum())
         pairs = (squares, squares), (squares, above), (above, above)
         self.products += torch.stack([one @ other for one, other in pairs]).cpu()
-        self.sizes = self.sizes.plus(values)
+        self.sizes += base.size_counts(values)
 
     @property
     def zero_share(self) -> float:

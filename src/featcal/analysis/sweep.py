@@ -1,40 +1,41 @@
-"""What every clipping threshold c would do: calibration, accuracy and entropy along a grid of c.
+"""Where else to clip: at every threshold of a grid, and at other layers.
 
-All numbers of one c come from one product of the head with the clipped features; later steps of a
-recipe are refitted on val for each c. The best c is the one with the lowest loss on val: test is
-scored everywhere and chosen by nowhere.
+All numbers of one threshold come from one product of the head with the clipped features; later
+steps of a recipe are refitted on val for each threshold. The best one has the lowest loss on val:
+test is scored everywhere and chosen by nowhere.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from featcal.analysis import base
-from featcal.core.batch import Batch, Data, Head
+from featcal.api import calibrate
+from featcal.core.batch import Batch, Chunked, Data, Head, bin_sums, features_of, predicted
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError
+from featcal.core.fit import plain
 from featcal.core.progress import track
-from featcal.core.rows import bin_sums, predicted
 from featcal.core.text import parse
 from featcal.data import Pack
+from featcal.data.collect import Unpack, collect
 from featcal.heads.head import head_logits, linear_view
 from featcal.methods.clip import FeatureClip, LinearPath
-from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import checked_bins
 from featcal.report.diagram import BLUE, DASHES, GREY, TEXT, VERMILLION
+from featcal.report.scores import calibrated_logits, evaluate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
 
 POINTS = 60
 LOW = 0.8  # of the features that are not 0 lie below the lowest c of a grid of ours
@@ -79,45 +80,22 @@ class ClipSweep(base.Analysis):
         test: base.Source | None = None,
         head: Head | None = None,
         *,
-        splits: tuple[str, str] = (base.VAL, base.TEST),
         then: str | None = None,
-        thresholds: Sequence[float] | None = None,
         fitted: float | None = None,
-        points: int = POINTS,
-        criterion: Criterion = "nll",
-        confidence: float = base.CONFIDENCE,
-        bins: int = 15,
+        **options: Any,  # noqa: ANN401 - those of `several`
     ) -> ClipSweep:
-        """Sweeps the threshold.
+        """Sweeps the threshold of one recipe: `several` of one, with the same options.
 
         Args:
             val: a pack, or labelled rows with features, on which all choices are made.
             test: other such rows; those of the same pack by default.
             head: the classifier's last layer; a pack has its own.
-            splits: of a pack: where choices are made, and what is scored.
             then: the recipe after the clip, of methods that need logits alone.
-            thresholds: the grid; None for `points` of equal ratio, from the 80 % quantile of the
-                features of val that are not 0 to the largest.
             fitted: the threshold of a fit that is known already; None to fit it here, on val.
-            points: of the grid, infinity and the fitted threshold counted in.
-            criterion: by which the best threshold is marked.
-            confidence: of the groups whose entropy is measured.
-            bins: of the reliability diagrams.
+            **options: splits, thresholds, points, criterion, confidence and bins of `several`.
         """
-        (found,) = cls.several(
-            val,
-            test,
-            head,
-            splits=splits,
-            thens=[then],
-            thresholds=thresholds,
-            fitted=None if fitted is None else [fitted],
-            points=points,
-            criterion=criterion,
-            confidence=confidence,
-            bins=bins,
-        )
-        return found
+        known = None if fitted is None else [fitted]
+        return cls.several(val, test, head, thens=[then], fitted=known, **options)[0]
 
     @classmethod
     def several(
@@ -143,14 +121,15 @@ class ClipSweep(base.Analysis):
             val: see `of`.
             test: see `of`.
             head: see `of`.
-            splits: see `of`.
+            splits: of a pack: where choices are made, and what is scored.
             thens: the recipes after the clip, None for none.
-            thresholds: see `of`.
-            fitted: the known threshold of each, in their order; None to fit them.
-            points: see `of`.
-            criterion: see `of`.
-            confidence: see `of`.
-            bins: see `of`.
+            thresholds: the grid; None for `points` of equal ratio, from the 80 % quantile of the
+                features of val that are not 0 to the largest.
+            fitted: the known threshold of each recipe, in their order; None to fit them.
+            points: of the grid, infinity and the fitted thresholds counted in.
+            criterion: by which the best threshold is marked.
+            confidence: of the groups whose entropy is measured.
+            bins: of the reliability diagrams.
         """
         if isinstance(thens, str) or not thens:
             raise InputError(
@@ -160,7 +139,13 @@ class ClipSweep(base.Analysis):
             raise InputError(f"criterion is {criterion!r}: choose 'nll' or 'ece'")
         if test is None and not isinstance(val, Pack):
             raise InputError("test is None: pass rows that nothing was chosen on, or a whole pack")
-        tails = [_checked_tail(then) for then in thens]
+        tails: list[Tail] = [None if then is None else parse(then) for then in thens]
+        for later in filter(None, tails):
+            if later.needs_features or later.needs_train:
+                raise InputError(
+                    f"then is '{later!r}', which needs features: a sweep refits methods that need "
+                    "logits alone, such as 'temperature'"
+                )
         own, head = base.opened(val, head, splits[0])
         scored, _ = base.opened(val if test is None else test, head, splits[1])
         if head is None:
@@ -168,7 +153,12 @@ class ClipSweep(base.Analysis):
         what, distinct = "a sweep of thresholds", {repr(tail): tail for tail in tails}
         with base.reading(own, head, features_for=what) as rows:
             if fitted is None:
-                fitted = [_fitted(rows, tail) for tail in tails]
+                fitted = []
+                for tail in tails:
+                    clip = FeatureClip()
+                    recipe = clip if tail is None else clip | parse(repr(tail))
+                    fit_quietly(recipe, rows.data, rows.head)
+                    fitted.append(float(clip.threshold))
             known = [_checked_threshold(c) for c in fitted]
             if len(known) != len(tails):
                 raise InputError(f"fitted has {len(known)} entries for {len(tails)} recipes")
@@ -180,20 +170,25 @@ class ClipSweep(base.Analysis):
         with base.reading(scored, head, features_for=what) as rows:
             groups = base.Groups.of_data(rows, confidence=confidence)
             tested = _sweep_test(rows, grid, learned, groups, bins)
-        values = [tuple(_learned(tail) for tail in one) for one in learned]
-        swept = dict(zip(distinct, zip(values, chosen_on, tested, strict=True), strict=True))
-        at = torch.tensor(grid, dtype=torch.float64)
-        return tuple(
-            cls(
-                "clip" if tail is None else f"clip | {tail!r}",
-                at,
-                *swept[repr(tail)],
-                grid.index(c),
-                _lowest(getattr(swept[repr(tail)][1], criterion)),
-                criterion,
-            )
-            for tail, c in zip(tails, known, strict=True)
-        )
+        swept = dict(zip(distinct, zip(learned, chosen_on, tested, strict=True), strict=True))
+        found = []
+        for tail, c in zip(tails, known, strict=True):
+            steps, by_val, by_test = swept[repr(tail)]
+            reports = [
+                () if one is None or one.report is None else one.report.steps for one in steps
+            ]
+            values = [
+                {k: v for step in report for k, v in step.values.items()} for report in reports
+            ]
+            scores: Tensor = getattr(by_val, criterion)
+            best = int(scores.argmin())
+            if not float(scores[best]) < float(scores[-1]) - ROUNDING:
+                best = len(grid) - 1  # clips nothing, unless a threshold is truly lower
+            recipe_text = "clip" if tail is None else f"clip | {tail!r}"
+            at = torch.tensor(grid, dtype=torch.float64)
+            chosen = (grid.index(c), best, criterion)
+            found.append(cls(recipe_text, at, tuple(values), by_val, by_test, *chosen))
+        return tuple(found)
 
     def numbers(self) -> dict[str, Any]:
         """Everything a page needs to let a person drag c."""
@@ -208,11 +203,11 @@ class ClipSweep(base.Analysis):
             "test": self.test.as_json(),
         }
 
-    def draw(self, ax: base.Panels) -> None:
+    def draw(self, ax: Axes, *others: Axes) -> None:
         """ECE on one pair of axes; on several also NLL, accuracy and entropy, in this order."""
         from matplotlib.lines import Line2D
 
-        panels = base.all_axes(ax)
+        panels = (ax, *others)
         splits = (("val", GREY, DASHES), ("test", BLUE, "-"))
         columns = (
             ("ECE, %", "ece", 100),
@@ -272,16 +267,6 @@ class ClipSweep(base.Analysis):
         return replace(self, axes=_Trade(self).plot(ax).axes)
 
 
-def _checked_tail(then: str | None) -> Tail:
-    tail = None if then is None else parse(then)
-    if tail is not None and (tail.needs_features or tail.needs_train):
-        raise InputError(
-            f"then is '{tail!r}', which needs features: a sweep refits methods that need "
-            "logits alone, such as 'temperature'"
-        )
-    return tail
-
-
 def _checked_threshold(threshold: float) -> float:
     """A threshold, rounded to float32 as a clip would hold it."""
     found = float(np.float32(threshold))
@@ -297,25 +282,6 @@ def fit_quietly(calibrator: Calibrator, data: Batch | Data, head: Head | None = 
         return calibrator.fit(data, head)
 
 
-def _fitted(rows: base.Rows, tail: Tail) -> float:
-    """The threshold of the recipe, fitted as anyone would fit it."""
-    clip = FeatureClip()
-    fit_quietly(clip if tail is None else clip | parse(repr(tail)), rows.data, rows.head)
-    return float(clip.threshold)
-
-
-def _learned(tail: Tail) -> dict[str, Any]:
-    if tail is None or tail.report is None:
-        return {}
-    return {key: value for step in tail.report.steps for key, value in step.values.items()}
-
-
-def _lowest(scores: Tensor) -> int:
-    """The place of the lowest score; the last, which clips nothing, unless one is truly lower."""
-    best, last = int(scores.argmin()), len(scores) - 1
-    return best if float(scores[best]) < float(scores[last]) - ROUNDING else last
-
-
 def _grid(
     rows: base.Rows, thresholds: Sequence[float] | None, fitted: Sequence[float], points: int
 ) -> list[float]:
@@ -327,10 +293,10 @@ def _grid(
     if thresholds is None:
         if isinstance(points, bool) or not isinstance(points, int) or points < 3:
             raise InputError(f"points is {points!r}: pass an integer of at least 3")
-        sizes = base.Magnitudes()
+        sizes = torch.zeros(base.CELLS, dtype=torch.int64)
         for (features,) in rows.features():
-            sizes = sizes.plus(features)
-        low, high = (sizes.quantile(share, zeros=False) for share in (LOW, 1.0))
+            sizes += base.size_counts(features)
+        low, high = (base.size_quantile(sizes, share, zeros=False) for share in (LOW, 1.0))
         low = min(low, *(c / 2 for c in fitted))
         count = max(points - 1 - len(set(fitted) - {math.inf}), 2)
         spread = np.geomspace(low, max(high, 2 * low), count)
@@ -341,7 +307,7 @@ def _grid(
 
 @final
 @dataclass(frozen=True, eq=False)
-class SweepScores:
+class SweepScores(base.Binned):
     """Scores of one split at t thresholds; float64.
 
     Attributes:
@@ -391,25 +357,6 @@ class SweepScores:
         """(t, 2) mean softmax entropy of HCE and of LCE rows, NaN for a group without rows."""
         return self.entropies / torch.tensor(self.groups, dtype=torch.float64)
 
-    @property
-    def ece(self) -> Tensor:
-        """(t,) expected calibration error."""
-        return (self.sums[:, 1] - self.sums[:, 2]).abs().sum(1) / self.rows
-
-    @property
-    def accuracy(self) -> Tensor:
-        """(t,) the share of right rows."""
-        return self.sums[:, 2].sum(1) / self.rows
-
-    @property
-    def confidence(self) -> Tensor:
-        """(t,) the mean confidence."""
-        return self.sums[:, 1].sum(1) / self.rows
-
-    def bins(self, place: int) -> Bins:
-        """The bins at one threshold, for its reliability diagram."""
-        return Bins(*self.sums[place])
-
     def as_json(self) -> dict[str, Any]:
         """One list per column; per threshold and bin three numbers, from which all can be drawn."""
         count, confidence, correct = self.sums.unbind(1)
@@ -453,9 +400,12 @@ def _sweep_val(
             for view, z in zip(views, logits, strict=True):
                 view.append(Batch(z, labels))
         for place, view in enumerate(views, start=first):
+            data = Chunked(view)
+            data.surveyed = None, replace(rows.facts, width=0)  # checked rows need no second look
             for tail, scores, learned in zip(tails, found, fitted, strict=True):
-                learned.append(None if tail is None else fit_quietly(parse(repr(tail)), view))
-                stream = ((_after(learned[-1], batch), batch.labels) for batch in view)
+                now = None if tail is None else fit_quietly(parse(repr(tail)), data)
+                learned.append(now)
+                stream = ((calibrated_logits(one, now, None), one.labels) for one in view)
                 for (z, labels), masks in groups.along(stream):
                     scores.add(place, z, labels, masks)
     return found, fitted
@@ -473,16 +423,9 @@ def _sweep_test(
     for (labels, *logits), masks in groups.along(_clipped(rows, grid)):
         for scores, tails in zip(found, fitted, strict=True):
             for place, (tail, z) in enumerate(zip(tails, logits, strict=True)):
-                scores.add(place, _after(tail, Batch(z, labels)), labels, masks)
+                after = calibrated_logits(Batch(z, labels), tail, None)
+                scores.add(place, after, labels, masks)
     return found
-
-
-def _after(tail: Tail, batch: Batch) -> Tensor:
-    assert batch.logits is not None
-    logits = batch.logits
-    if tail is None:
-        return logits
-    return tail(batch.features, lambda _: logits)  # type: ignore[no-any-return]
 
 
 def _clipped(rows: base.Rows, thresholds: Sequence[float]) -> Iterator[tuple[Tensor, ...]]:
@@ -491,10 +434,10 @@ def _clipped(rows: base.Rows, thresholds: Sequence[float]) -> Iterator[tuple[Ten
     assert head is not None
     step = max(PART // (len(thresholds) * rows.facts.classes), 1)
     for batch, own in rows:
-        assert batch.features is not None
+        features = features_of(batch)
         for start in range(0, len(batch), step):
             part = slice(start, start + step)
-            yield batch.labels[part], *logits_at(thresholds, batch.features[part], own[part], head)
+            yield batch.labels[part], *logits_at(thresholds, features[part], own[part], head)
 
 
 BLOCK = 2**18  # numbers of a block of rows: it stays in the cache for all thresholds
@@ -547,8 +490,8 @@ class _Trade(base.Analysis):
     def numbers(self) -> dict[str, Any]:
         return self.sweep.numbers()
 
-    def draw(self, ax: base.Panels) -> None:
-        ax, sweep = base.first_axes(ax), self.sweep
+    def draw(self, ax: Axes, *_: Axes) -> None:
+        sweep = self.sweep
         accuracy, ece = (100 * sweep.test.accuracy).tolist(), (100 * sweep.test.ece).tolist()
         finite = sweep.thresholds[:-1].log().numpy()
 
@@ -569,3 +512,137 @@ class _Trade(base.Analysis):
         ax.set(xlabel="accuracy on test, %", ylabel="ECE on test, %")
         base.set_title(ax, sweep.recipe)
         ax.legend(fontsize=TEXT, frameon=False)
+
+
+METRICS = ("accuracy", "ece", "nll", "brier")
+
+
+@final
+@dataclass(frozen=True)
+class LayerRow:
+    """One place to clip at.
+
+    Attributes:
+        label: what people call it.
+        layer: the path of the layer, "features", "logits", or None for no clipping.
+        threshold: the c fitted on val; infinite where nothing is to be clipped.
+        metrics: accuracy, ece, nll and brier on test.
+    """
+
+    label: str
+    layer: str | None
+    threshold: float
+    metrics: dict[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """The public form."""
+        return plain(asdict(self))  # type: ignore[no-any-return]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LayerAblation(base.Analysis):
+    """A row for no clipping, for the logits, for the features, and for each layer, in this order.
+
+    The ablation of Tao, Dong and Xu (AAAI 2025): the same search of a threshold for the output of a
+    layer, what comes behind computed again, for the features before the head (their method) and for
+    the logits.
+
+    Attributes:
+        rows: what was found at each place.
+        bins: of the ECE.
+    """
+
+    rows: tuple[LayerRow, ...]
+    bins: int = field(default=15)
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module | Pack,
+        val_loader: Iterable[Any] | None = None,
+        test_loader: Iterable[Any] | None = None,
+        layers: Sequence[str] | Mapping[str, str] = (),
+        *,
+        head: str | None = None,
+        bins: int = 15,
+        unpack: Unpack | None = None,
+        splits: tuple[str, str] = (base.VAL, base.TEST),
+    ) -> LayerAblation:
+        """Fits a threshold at each place on val, and scores the calibrated model on test.
+
+        Args:
+            model: the trained classifier; left untouched. A pack has no model and needs no
+                loader: it serves for the logits and the features alone.
+            val_loader: labelled batches the model was not trained on, read once for each place.
+            test_loader: other such batches.
+            layers: dotted paths, or what people call the places -> their paths.
+            head: dotted path of the last layer, when it is not found by itself.
+            bins: of the ECE.
+            unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+            splits: of a pack: what is fitted on, and what is scored.
+        """
+        if isinstance(layers, str):
+            raise InputError(f"layers is the text {layers!r}: pass a list of paths, [{layers!r}]")
+        named = dict(layers) if isinstance(layers, Mapping) else {path: path for path in layers}
+        if isinstance(model, Pack) and named:
+            raise InputError(
+                f"a pack does not hold the outputs of {', '.join(named.values())}: pass the "
+                "model and two loaders"
+            )
+        if not isinstance(model, Pack) and (val_loader is None or test_loader is None):
+            raise InputError("a loader is missing: pass the model, val_loader and test_loader")
+
+        def scored(clip: Calibrator | None, layer: str | None = None) -> dict[str, float]:
+            """The metrics on test with a clip fitted at a layer; as it is without a clip."""
+            if isinstance(model, Pack):
+                val, own_head = base.opened(model, None, splits[0])
+                if clip is not None:
+                    clip.fit(val, own_head)
+                found = evaluate(model.split(splits[1]), clip, own_head, bins=bins)
+            else:
+                assert val_loader is not None
+                assert test_loader is not None
+                kind: Any = {"head": head, "unpack": unpack}
+                made = model
+                if clip is not None:
+                    made = calibrate(model, val_loader, clip, layer=layer, **kind)
+                found = evaluate(collect(made, test_loader, **kind), bins=bins)
+            return {name: found.metrics[name] for name in METRICS}
+
+        rows = [LayerRow("no clipping", None, math.inf, scored(None))]
+        wanted: list[tuple[str, str, str | None]] = [
+            ("last layer", "logit_clip", None),
+            ("penultimate", "clip", None),
+            *((label, "clip", path) for label, path in named.items()),
+        ]
+        for label, recipe, layer in track("layers", wanted):
+            clip = parse(recipe)
+            metrics = scored(clip, layer)
+            (threshold,) = (float(buffer) for buffer in clip.buffers())
+            place = layer or ("logits" if recipe == "logit_clip" else "features")
+            rows.append(LayerRow(label, place, threshold, metrics))
+        return cls(tuple(rows), bins)
+
+    def numbers(self) -> dict[str, Any]:
+        """One object per row."""
+        return {"bins": self.bins, "rows": [row.as_json() for row in self.rows]}
+
+    def draw(self, ax: Axes, *_: Axes) -> None:
+        """ECE as bars, with threshold and accuracy written beside them."""
+        labels = []
+        for place, row in enumerate(self.rows):
+            hue, hatch = base.HCE if row.layer is None else base.LCE
+            value = 100 * row.metrics["ece"]
+            face = "none" if hatch else hue
+            ax.barh(place, value, 0.6, facecolor=face, edgecolor=hue, hatch=hatch)
+            c = "" if math.isinf(row.threshold) else f"c = {row.threshold:.3g}, "
+            text = f"{c}accuracy {row.metrics['accuracy']:.2%}".replace("%", " %")
+            ax.annotate(text, (value, place), (4, 0), textcoords="offset points", va="center")
+            where = "" if row.layer in (None, row.label) else f": {row.layer}"
+            labels.append(f"{row.label}{where}")
+        ax.set_yticks(range(len(labels)), labels, color=base.ink(ax), parse_math=False)
+        ax.invert_yaxis()
+        widest = max(100 * row.metrics["ece"] for row in self.rows)
+        ax.set(xlabel="ECE on test, %", xlim=(0, 1.9 * max(widest, 1e-3)))
+        base.set_title(ax, "one threshold, fitted at each place")

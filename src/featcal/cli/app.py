@@ -1,7 +1,12 @@
-"""The command group, and what its commands share: options, output, and what is said of errors."""
+"""The command group, and what its commands share: options, output, and what is said of errors.
+
+A command returns one object for programs and the lines and tables that people read; `answered`
+prints the one or the other.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -9,21 +14,22 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import click
 from rich import progress
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from featcal.core import dist
 from featcal.core.checks import ArgumentError, InputError
 from featcal.core.progress import ROWS, listen
 from featcal.data import Pack
+from featcal.report.tables import Table
 from featcal.version import __version__
 
 BAD_INPUT = 2  # the exit code for what a person can mend
@@ -32,8 +38,11 @@ OVERWRITE = "choose another name, or overwrite it with --force"
 BOUNDLESS = 10_000  # wider than any table
 PIPE_WIDTH = BOUNDLESS  # a pipe has no width of its own, and a table must not be cut there
 HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb terminal has 80
-TEXT_WIDTH = 120  # of prose in a pipe, which has to be folded somewhere
-
+TEXT_WIDTH = 120  # of footnotes in a pipe, which have to be folded somewhere
+STYLES = {r"\S better": "green", r"\S worse": "red", r"\[[-\d].*\]": "dim"}  # of parts of a cell
+PLAIN = str.maketrans({"▼": "v", "▲": "^", "↓": "v", "↑": "^", "±": "+-"})
+Line = str | Table
+Answer = tuple[dict[str, Any], Iterable[Line]]
 
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
@@ -168,64 +177,98 @@ def going_on_later(kept: Path) -> Iterator[None]:
         raise click.exceptions.Exit(INTERRUPTED) from None
 
 
-class _Console(Console):
-    """A console that leaves a closed pipe to the caller."""
+def say(*lines: Line, file: TextIO | None = None) -> None:
+    """Prints sentences, which a terminal wraps and nothing cuts, and tables.
 
-    def on_broken_pipe(self) -> NoReturn:
-        """Rich would leave with exit code 1; a reader that has seen enough is no failure."""
-        raise BrokenPipeError  # without the number by which click would leave with 1, too
-
-    def print(self, *objects: Any, **options: Any) -> None:  # noqa: ANN401 - as in rich
-        """A file or a pipe gets no blanks at the ends of lines; a terminal shows none."""
-        if self.is_terminal:
-            super().print(*objects, **options)
-            return
-        with self.capture() as caught:
-            super().print(*objects, **options)
-        try:
-            self.file.write("\n".join(line.rstrip(" ") for line in caught.get().split("\n")))
-            self.file.flush()
-        except BrokenPipeError:
-            self.on_broken_pipe()
-
-
-def console(file: TextIO | None = None) -> Console:
-    """Standard output, as wide as the terminal; wide enough for any table when it is a pipe.
-
-    No markup: a file called [red] is called that.
+    A table wider than the terminal is printed in parts, its labels in front of each; a pipe and a
+    file are wide enough for any. No markup: a file called [red] is called that.
     """
     shown = file is None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if shown else PIPE_WIDTH
-    return _Console(
-        file=file, width=width, height=HEIGHT, highlight=False, markup=False, emoji=False
-    )
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+    screen = Console(file=file, width=width, height=HEIGHT, **plain)
+    with screen.capture() as caught:
+        for line in lines:
+            if isinstance(line, str):
+                screen.print(line, soft_wrap=True)
+            else:
+                _print_table(line, screen)
+    text = caught.get()
+    if not screen.is_terminal:  # which shows no blanks at the ends of lines
+        text = "\n".join(line.rstrip(" ") for line in text.split("\n"))
+    try:
+        screen.file.write(text)
+        screen.file.flush()
+    except BrokenPipeError:  # without the number by which click would leave with 1
+        raise BrokenPipeError from None
 
 
-def table_of(
-    headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, title: str = ""
-) -> Table:
-    """A table of words in the first columns and numbers in the others."""
-    table = Table(*headings[:left], title=title or None, title_justify="left")
-    for heading in headings[left:]:
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _print_table(table: Table, screen: Console) -> None:
+    if table.title:
+        screen.print(Text(table.title, "bold"), soft_wrap=True)
+    whole = _drawn(table, screen.encoding)
+    least = Console(width=BOUNDLESS, height=HEIGHT).measure(whole).minimum
+    for part in [table] if least <= screen.width else table.blocks(screen.width):
+        screen.print(_drawn(part, screen.encoding))
+    if table.notes:
+        footnotes = RichTable.grid(padding=(0, 1))
+        footnotes.add_column(no_wrap=True)
+        footnotes.add_column(overflow="fold")
+        for letter, text in table.notes:
+            footnotes.add_row(printable(f"[{letter}]", screen.encoding), Text(text))
+        screen.print(footnotes, width=min(screen.width, TEXT_WIDTH))
 
 
-def measured(table: Table) -> int:
-    """The columns a table takes where nothing limits it."""
-    return Console(width=BOUNDLESS, height=HEIGHT).measure(table).maximum
+def _drawn(table: Table, encoding: str) -> RichTable:
+    """A table for rich: words at the left, where they may wrap, and numbers whole at the right."""
+    drawn = RichTable(show_header=any(table.headings))
+    for index, (heading, *cells) in enumerate(zip(table.headings, *table.rows, strict=True)):
+        if index == 0 or any(cell[:1].isalpha() and cell != "n/a" for cell in cells):
+            drawn.add_column(heading, overflow="fold")
+        else:
+            texts = "\n".join([heading, *cells]).replace("**", "").split("\n")
+            drawn.add_column(heading, justify="right", no_wrap=True, min_width=max(map(len, texts)))
+    for row in table.rows:
+        drawn.add_row(*(_styled(printable(cell, encoding)) for cell in row))
+    return drawn
 
 
-def say(text: str) -> None:
-    """One line of text; a terminal wraps it, nothing cuts it."""
-    console().print(text, soft_wrap=True)
+def _styled(cell: str) -> Text:
+    text = Text()
+    for index, part in enumerate(cell.split("**")):
+        text.append(part, style="bold" if index % 2 else "")
+    for pattern, style in STYLES.items():
+        text.highlight_regex(pattern, style)
+    return text
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """The text with signs that this encoding has."""
+    try:
+        text.encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return text.translate(PLAIN)
+    return text
 
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object, and nothing else, on standard output."""
     click.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+def answered(command: Callable[..., Answer]) -> Callable[..., None]:
+    """A command with the option --json: it prints its answer for programs or for people."""
+
+    @JSON
+    @functools.wraps(command)
+    def run(*, as_json: bool, **options: Any) -> None:  # noqa: ANN401 - of the command
+        found, lines = command(**options)
+        if as_json:
+            print_json(found)
+        else:
+            say(*lines)
+
+    return run
 
 
 class _Speed(progress.ProgressColumn):

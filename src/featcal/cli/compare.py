@@ -7,27 +7,21 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, final
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from featcal.cli import app
-from featcal.cli.fit import FITTED_WIDTH, check_recipe, check_train
+from featcal.cli.fit import check_recipe, check_train
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
 from featcal.data import Pack
 from featcal.data.pack import demo_pack
-from featcal.metrics.columns import COLUMNS, USUAL, Column, columns
+from featcal.metrics.columns import COLUMNS, USUAL, columns
 from featcal.report import tables
-from featcal.report.bootstrap import checked_resamples
 from featcal.report.compare import (
     DEFAULT_RECIPES,
     NONE,
@@ -42,11 +36,6 @@ from featcal.report.diagram import ReliabilityDiagram, save_comparison
 FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex", "json": ".json"}
 GIVEN = "given"  # the order in which the recipes were given
 NAMES = ", ".join(COLUMNS)
-PLAIN_ARROWS = {"down": "v", "up": "^"}
-# What a narrow terminal does without, first to go first; columns that were asked for go last.
-EXPENDABLE = ("seconds", "brier", "adaptive_ece", "fitted", "nll")
-INTERVALS, FINDINGS = "intervals", "findings"  # what goes after all columns that can
-STYLES = {"better": "green", "worse": "red"}
 
 
 @final
@@ -86,66 +75,73 @@ class Request(SimpleNamespace):
                 "give two splits, or cross-fit one with --folds 5"
             )
         check_train(self.train_split, self.fit_split, self.scored_split)
-        if self.paper and self.recipes:
+        recipe, own = next(iter(self.recipes), ""), {"baseline": self.baseline, "sort": self.sort}
+        given = [repr(recipe)] * bool(recipe) + [f"--{key} {own[key]}" for key in own if own[key]]
+        if self.paper and given:
             raise InputError(
-                f"--paper brings its own recipes: leave out --paper, or {self.recipes[0]!r}"
+                "--paper brings its own recipes and order, and compares each method with itself "
+                f"after clip: leave out --paper, or {given[0]}"
             )
-        for option, value in (("--baseline", self.baseline), ("--sort", self.sort)):
-            if self.paper and value is not None:
-                raise InputError(
-                    f"--paper keeps the paper's order and compares each method with itself after "
-                    f"clip: leave out --paper, or {option} {value}"
-                )
         if self.output is not None:
             check_free(self.output, overwrite=self.force, remedy=app.OVERWRITE)
 
-    def chosen_recipes(self, pack: Pack) -> tuple[str, ...]:
-        """The recipes to run, each of which the pack can serve; the baseline is one of them."""
-        headless = pack.manifest.head is None
+    def run(self) -> Comparison:
+        """Fits and scores the recipes, each of which the pack can serve."""
+        pack = Pack.open(self.pack_path)
         recipes = tables.PAPER_RECIPES if self.paper else self.recipes
         if not recipes:
-            recipes = (NONE, "temperature") if headless else DEFAULT_RECIPES
-        if self.baseline is not None:
-            names = [recipe_text(recipe) for recipe in recipes]
-            if recipe_text(self.baseline) not in names:
-                recipes = (self.baseline, *recipes)
-        for calibrator in parse_all(recipes):
-            if calibrator is not None:
-                check_recipe(calibrator, pack, train=self.train_split is not None)
-        return recipes
-
-    def columns(self, otherwise: tuple[str, ...]) -> list[Column]:
-        """The columns asked for, each once, or those of other names."""
-        return columns(tuple(dict.fromkeys(self.metrics)) or otherwise)
-
-    def blocks(self, found: Comparison) -> list[tables.Block]:
-        """The layout of the tables."""
+            recipes = (NONE, "temperature") if pack.manifest.head is None else DEFAULT_RECIPES
+        base = self.baseline
+        if base is not None and recipe_text(base) not in map(recipe_text, recipes):
+            recipes = (base, *recipes)
+        for calibrator in filter(None, parse_all(recipes)):
+            check_recipe(calibrator, pack, train=self.train_split is not None)
+        fit_data, test_data, test_split = pack.split(self.fit_split), None, None
+        if not self.folds:
+            test_split = self.scored_split
+            try:
+                test_data = pack.split(test_split)
+            except InputError as error:
+                raise InputError(
+                    f"{error}, or cross-fit {self.fit_split} with --folds 5"
+                ) from error
+        train = None if self.train_split is None else pack.split(self.train_split)
+        options = ("bins", "baseline", "resamples", "seed", "folds")
+        how: dict[str, Any] = {key: getattr(self, key) for key in options}
+        how |= {"mode": "joint" if self.joint else "sequential", "train": train}
+        with (
+            app.progress_bar(),
+            app.about(pack, *dict.fromkeys((self.fit_split, self.scored_split))),
+        ):
+            found = run_comparison(fit_data, test_data, recipes, pack.head, **how)
+        where = {"pack": pack.path.resolve().name, "fit_split": self.fit_split}
+        found = replace(found, settings={**where, "test_split": test_split, **found.settings})
         if self.paper:
-            return tables.paper_blocks(found, self.columns(tables.PAPER_METRICS))
-        return [tables.comparison_block(found, self.columns(USUAL))]
+            return tables.against_own_base(found)
+        order = self.sort or (self.metrics[0] if self.metrics else GIVEN)
+        return found if order == GIVEN else found.sorted_by(order)
 
-    def text(self, found: Comparison, arrows: Mapping[str, str]) -> str:
+    def text(self, found: Comparison) -> str:
         """The comparison in the format asked for."""
         blocks = self.blocks(found)
         match self.format:
             case "json":
                 return json.dumps(found.as_json(), indent=2, allow_nan=False) + "\n"
             case "csv":
-                return tables.as_csv(found, self.columns(tuple(COLUMNS)))
+                return tables.as_csv(found, columns(self.metrics or tuple(COLUMNS)))
             case "markdown":
-                return tables.markdown(found, blocks, arrows)
+                return tables.markdown(found, blocks)
             case "latex":
                 return tables.latex(found, blocks)
         file = io.StringIO()
-        print_comparison(found, blocks, app.console(file), tables.notes(found)[0])
+        app.say(*lines_of(found, blocks), file=file)
         return file.getvalue()
 
-
-def _resamples(_context: click.Context, _option: click.Parameter, value: int) -> int:
-    try:
-        return checked_resamples(value)
-    except InputError as error:
-        raise InputError(f"--{error}".replace(": pass", ": give")) from error
+    def blocks(self, found: Comparison) -> list[tables.Block]:
+        """The layout of the tables."""
+        if self.paper:
+            return tables.paper_blocks(found, columns(self.metrics or tables.PAPER_METRICS))
+        return [tables.comparison_block(found, columns(self.metrics or USUAL))]
 
 
 @click.command()
@@ -177,8 +173,6 @@ def _resamples(_context: click.Context, _option: click.Parameter, value: int) ->
 @click.option(
     "--resamples",
     default=RESAMPLES,
-    type=int,
-    callback=_resamples,
     help="Resamples behind the intervals; 0 for none.",
 )
 @click.option("--seed", default=0, type=app.FROM_ZERO, help="Seed of resamples and folds.")
@@ -195,96 +189,40 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
 
     Example: featcal compare my-pack none temperature "clip(min_accuracy=0.99) | temperature"
     """
+    options["metrics"] = tuple(dict.fromkeys(options["metrics"]))  # each once
     request = Request(**options)
     request.check()
-    found = compare_pack(Pack.open(request.pack_path), request)
+    found = request.run()
     if request.output is not None:
         with new_file(request.output, overwrite=request.force) as temporary:
-            temporary.write_text(request.text(found, tables.ARROWS), encoding="utf-8")
+            temporary.write_text(request.text(found), encoding="utf-8")
+        end = f"Wrote {request.output}"
     elif request.format != "table":
-        click.echo(request.text(found, arrows(sys.stdout.encoding)), nl=False)
+        click.echo(app.printable(request.text(found), sys.stdout.encoding), nl=False)
         if request.format != "json":  # JSON has the warnings in it
             for line in warnings_of(found):
                 click.echo(line, err=True)
         return
-    print_comparison(found, request.blocks(found), app.console(), tables.notes(found)[0])
-    if request.output is not None:
-        app.say(f"Wrote {request.output}")
     else:
         flag = "" if request.joint else " --sequential"
         place = shlex.quote(str(request.pack_path))
-        app.say(f"Keep a row with: featcal fit {place} RECIPE{flag} -o cal.safetensors")
+        end = f"Keep a row with: featcal fit {place} RECIPE{flag} -o cal.safetensors"
+    app.say(*lines_of(found, request.blocks(found)), end)
 
 
-def compare_pack(pack: Pack, request: Request) -> Comparison:
-    """Fits and scores the recipes of a request on the splits of a pack."""
-    recipes = request.chosen_recipes(pack)
-    fit_split, scored, folds = request.fit_split, request.scored_split, request.folds
-    fit_data, test_data = pack.split(fit_split), None
-    if not folds:
-        try:
-            test_data = pack.split(scored)
-        except InputError as error:
-            raise InputError(f"{error}, or cross-fit {fit_split} with --folds 5") from error
-    elif folds > fit_data.rows:
-        raise InputError(
-            f"--folds is {folds} and {fit_split} has {fit_data.rows} rows: give at most "
-            f"{fit_data.rows}"
-        )
-    with app.progress_bar(), app.about(pack, *dict.fromkeys((fit_split, scored))):
-        found = run_comparison(
-            fit_data,
-            test_data,
-            recipes,
-            pack.head,
-            mode="joint" if request.joint else "sequential",
-            bins=request.bins,
-            baseline=request.baseline,
-            resamples=request.resamples,
-            seed=request.seed,
-            folds=folds,
-            train=None if request.train_split is None else pack.split(request.train_split),
-        )
-    where = {
-        "pack": pack.path.resolve().name,
-        "fit_split": fit_split,
-        "test_split": None if folds else scored,
-    }
-    found = replace(found, settings={**where, **found.settings})
-    if request.paper:
-        return tables.against_own_base(found)
-    order = request.sort or (request.metrics[0] if request.metrics else GIVEN)
-    return found if order == GIVEN else found.sorted_by(order)
-
-
-def print_comparison(
-    found: Comparison, blocks: Sequence[tables.Block], console: Console, title: str = ""
-) -> None:
-    """The tables, and below them what a reader must know to read them."""
-    if title:
-        console.print(title, soft_wrap=True)
-    hidden: dict[str, None] = {}
-    everywhere = {INTERVALS, FINDINGS}
-    for block in blocks:
-        table, left_out = comparison_table(block, console)
-        console.print(table)
-        hidden |= dict.fromkeys(left_out)
-        everywhere &= set(left_out)
-    shown = {"intervals": INTERVALS not in everywhere, "findings": FINDINGS not in everywhere}
-    _, *legend = tables.notes(found, **shown)
+def lines_of(found: Comparison, blocks: list[tables.Block]) -> list[app.Line]:
+    """The tables with how they came about above them, and below what a reader must know."""
+    title, *legend = tables.notes(found)
     # Where there could be findings, and are none for want of something to compare with.
     compared = any(other is not None for other in found.against)
     others = any(row.recipe != NONE for row in found)
     if found.settings.get("resamples") and others and not compared:
         legend.append("No baseline: add none, or --baseline RECIPE.")
-    if hidden:
-        legend.append(f"Too narrow for: {', '.join(hidden)} (see --metric, or --format csv).")
     idle: dict[tuple[str, str], str] = {}  # the reason of every no-op, of its first fold
     for row, step in ((r, step) for r in found for report in r.reports for step in report.steps):
         if step.noop and not step.warning:
             idle.setdefault((row.recipe, step.name), f"{row.recipe}: {step.message}")
-    for line in [*legend, *warnings_of(found), *idle.values()]:
-        console.print(line, soft_wrap=True)
+    return [title, *map(_table, blocks), *legend, *warnings_of(found), *idle.values()]
 
 
 def warnings_of(found: Comparison) -> list[str]:
@@ -295,88 +233,30 @@ def warnings_of(found: Comparison) -> list[str]:
     return list(dict.fromkeys(f"Warning: {recipe}: {text}" for recipe, text in pairs))
 
 
-def arrows(encoding: str | None) -> Mapping[str, str]:
-    """Arrows that can be printed in this encoding."""
-    try:
-        "".join(tables.ARROWS.values()).encode(encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return PLAIN_ARROWS
-    return tables.ARROWS
+def _table(block: tables.Block) -> tables.Table:
+    """One line per recipe: values with their findings, and below them their intervals.
 
-
-def comparison_table(block: tables.Block, console: Console) -> tuple[Table, list[str]]:
-    """The widest table that fits, and the headings it had to leave out."""
-    names = [cell.column.name for cell in block.lines[0].cells]
-    order = EXPENDABLE if tuple(names) == USUAL else ("seconds", "fitted", *reversed(names[1:]))
-    if block.title:  # alone and after clip: neither means anything without the other
-        order = ()
-    order = (*order, INTERVALS, FINDINGS)
-    # As wide as the longest recipe, or where recipes break after a bar and nowhere else.
-    labels = [line.label for line in block.lines]
-    steps = [step for label in labels for step in label.replace(" | ", " |\n").splitlines()]
-    widths = dict.fromkeys(max(map(len, (block.labels, *texts))) for texts in (labels, steps))
-    marks = arrows(console.encoding)
-    for count, width, fitted in product(range(len(order) + 1), widths, (None, FITTED_WIDTH)):
-        hidden = order[:count]
-        table = _table(block, hidden, width, fitted, marks)
-        if app.measured(table) <= console.width:
-            break
-    kept = [cell for line in block.lines for cell in line.cells if cell.column.name not in hidden]
-    there = {
-        "fitted": any(line.fitted for line in block.lines),
-        INTERVALS: any(cell.range for cell in kept),
-        FINDINGS: any(cell.finding for cell in kept),
-    }
-    titles = dict(zip(names, block.headings, strict=True))
-    return table, [titles.get(name, name) for name in hidden if there.get(name, True)]
-
-
-def _table(
-    block: tables.Block,
-    hidden: Sequence[str],
-    labels: int,
-    fitted_width: int | None,
-    marks: Mapping[str, str],
-) -> Table:
-    """The block without the columns and parts of cells that are hidden."""
-    table = Table(title=block.title or None, title_justify="left", title_style="bold")
-    table.add_column(block.labels, width=labels, overflow="fold")
-    for cell, heading in zip(block.lines[0].cells, block.headings, strict=True):
-        if cell.column.name not in hidden:
-            table.add_column(heading, justify="right", no_wrap=True)
-    fitted = "fitted" not in hidden and any(line.fitted for line in block.lines)
-    if fitted:
-        table.add_column("fitted", max_width=fitted_width, overflow="fold")
-    timed = "seconds" not in hidden and not all(math.isnan(line.seconds) for line in block.lines)
-    if timed:
-        table.add_column("seconds", justify="right", no_wrap=True)
-    rows = [
-        [_cell(cell, hidden, marks) for cell in line.cells if cell.column.name not in hidden]
-        for line in block.lines
-    ]
-    tall = any("\n" in cell.plain for cells in rows for cell in cells)
-    for line, cells in zip(block.lines, rows, strict=True):
-        # Where cells have two lines anyway, so may a pipeline of two steps.
-        steps = line.fitted.split(tables.BETWEEN) if tall else [line.fitted]
-        text = "\n".join(tables.folded(step, fitted_width or len(step)) for step in steps)
-        more = [text] * fitted + [f"{line.seconds:.2f}"] * timed
-        table.add_row(line.label, *cells, *more)
-    return table
-
-
-def _cell(cell: tables.Cell, hidden: Sequence[str], marks: Mapping[str, str]) -> Text:
-    """The finding before the value, so that the numbers of a column stay below each other.
-
-    Without an interval below the value there is room for the finding, which is narrower there.
+    The finding stands before the value, so that the numbers of a column stay below each other;
+    without an interval there is room for it below.
     """
-    value = Text(cell.column.text(cell.value), "bold" if cell.best else "")
-    found = Text()
-    if cell.finding is not None and FINDINGS not in hidden:
-        found = Text(tables.finding_text(cell, marks), STYLES[cell.finding[1]])
-    if not cell.range or INTERVALS in hidden:
-        return Text("\n").join([value, found]) if found else value
-    first = Text(" ").join([found, value]) if found else value
-    return Text("\n").join([first, Text(cell.range, "dim")])
+    fitted = any(line.fitted for line in block.lines)
+    timed = not all(math.isnan(line.seconds) for line in block.lines)
+    rows = []
+    for line in block.lines:
+        row = [line.label]
+        for cell in line.cells:
+            value = cell.column.text(cell.value)
+            value = f"**{value}**" if cell.best else value
+            found = tables.finding_text(cell)
+            parts = [f"{found} {value}".lstrip(), cell.range] if cell.range else [value, found]
+            row.append("\n".join(filter(None, parts)))
+        # Where cells have two lines anyway, so may a pipeline of two steps.
+        steps = line.fitted.split(tables.BETWEEN) if "\n" in "".join(row) else [line.fitted]
+        row += ["\n".join(steps)] * fitted + [f"{line.seconds:.2f}"] * timed
+        rows.append(tuple(row))
+    headings = (block.labels, *block.headings, *["fitted"] * fitted, *["seconds"] * timed)
+    # Of the paper's table, alone and after clip: neither means anything without the other.
+    return tables.Table(block.title, headings, tuple(rows), together=2 if block.title else 1)
 
 
 @click.command()
@@ -386,16 +266,18 @@ def _cell(cell: tables.Cell, hidden: Sequence[str], marks: Mapping[str, str]) ->
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder for the pictures and the page; made if it does not exist.",
 )
-@app.JSON
-def demo(out: Path, as_json: bool) -> None:
+@app.answered
+def demo(out: Path) -> app.Answer:
     """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
     from featcal.page import Content, render  # jinja2 and plotly, for this alone
     from featcal.page.html import check_packages
 
     check_packages()
     pack = demo_pack()
-    request = Request(**compare.make_context("compare", [str(pack.path), "--resamples=0"]).params)
-    found = compare_pack(pack, request)
+    data = pack.split("val"), pack.split("test")
+    with app.progress_bar():
+        how: dict[str, Any] = {"mode": "sequential", "resamples": 0}
+        found = run_comparison(*data, DEFAULT_RECIPES, pack.head, **how)
     out.mkdir(parents=True, exist_ok=True)
     diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in found]
     pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
@@ -404,33 +286,23 @@ def demo(out: Path, as_json: bool) -> None:
         content = Content.of(pack, command="featcal demo")
     with new_file(page, overwrite=True) as temporary:
         temporary.write_text(render(content), encoding="utf-8")
-    if as_json:
-        body = [row.as_json() for row in found]
-        files = {"pictures": [str(path) for path in pictures], "report": str(page)}
-        app.print_json({"rows": body, **files})
-        return
     raw, n = found[0].scores.metrics, found[0].scores.n
-    app.say(
-        f"A network ({pack.manifest.model}) trained on {pack.manifest.dataset} is "
-        f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of {n:,} "
-        "test images."
-    )
-    fitted_on = pack.split("val").rows
-    app.say(f"Each recipe is fitted on {fitted_on:,} other images and scored on the test images:")
-    print_comparison(found, request.blocks(found), app.console())
     by_ece, by_nll = (min(found, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
     best = by_ece.scores.metrics
-    app.say(
+    files = {"pictures": [str(path) for path in pictures], "report": str(page)}
+    return {"rows": [row.as_json() for row in found], **files}, [
+        f"A network ({pack.manifest.model}) trained on {pack.manifest.dataset} is "
+        f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of {n:,} "
+        "test images.",
+        f"Each recipe is fitted on {data[0].rows:,} other images and scored on the test images:",
+        *lines_of(found, [tables.comparison_block(found, columns(USUAL))])[1:],
         f"Expected calibration error: {raw['ece']:.2%} before, {best['ece']:.2%} after "
-        f"{by_ece.recipe}; accuracy {raw['accuracy']:.2%} before, {best['accuracy']:.2%} after."
-    )
-    app.say(f"The best likelihood (NLL) here is that of {by_nll.recipe}.")
-    for path in pictures:
-        app.say(f"Picture: {path}")
-    app.say(
+        f"{by_ece.recipe}; accuracy {raw['accuracy']:.2%} before, {best['accuracy']:.2%} after.",
+        f"The best likelihood (NLL) here is that of {by_nll.recipe}.",
+        *(f"Picture: {path}" for path in pictures),
         "Next, with your own network:\n"
         "  featcal pack import my-features.npz -o my-pack\n"
         "  featcal compare my-pack\n"
-        f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}"
-    )
-    app.say(f"Report, for a browser: {page}")
+        f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}",
+        f"Report, for a browser: {page}",
+    ]

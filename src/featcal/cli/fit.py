@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from rich.table import Table
 
 from featcal import io
 from featcal.cli import app
@@ -22,7 +21,7 @@ from featcal.data import Pack
 from featcal.metrics.columns import COLUMNS
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
-from featcal.report.tables import folded, step_text
+from featcal.report.tables import Table, folded, step_text
 
 FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range over folds
 
@@ -35,7 +34,7 @@ FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range o
 @app.TRAIN_SPLIT
 @click.option("--sequential", is_flag=True, help="Fit step by step, as the paper does.")
 @app.FORCE
-@app.JSON
+@app.answered
 def fit(
     pack_path: Path,
     recipe: str,
@@ -44,8 +43,7 @@ def fit(
     train_split: str | None,
     sequential: bool,
     force: bool,
-    as_json: bool,
-) -> None:
+) -> app.Answer:
     """Fit RECIPE on a split of PACK and write the calibrator to a file.
 
     Example: featcal fit my-pack "clip | temperature" -o cal.safetensors
@@ -63,20 +61,18 @@ def fit(
         report = calibrator.fit(data, pack.head, mode=mode, train=train).report
     assert report is not None
     io.save(calibrator, output, overwrite=force)
-    if as_json:
-        app.print_json({**report.as_json(), "output": str(output)})
-        return
-    app.say(f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}")
     name, rows = report.loss.upper(), []
     for step in report.steps:
         numbers = (f"{step.loss_before:.4f}", f"{step.loss_after:.4f}", str(step.head_passes))
         fitted = folded(step_text(step), FITTED_WIDTH)
         rows.append((step.name, fitted, *numbers, f"{step.seconds:.2f}"))
     headings = ("step", "fitted", f"{name} before", f"{name} after", "head passes", "seconds")
-    app.console().print(app.table_of(headings, rows, left=2))
-    for step in report.steps:
-        app.say(f"{'Warning: ' if step.warning else ''}{step.name}: {step.message}")
-    app.say(f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}")
+    return {**report.as_json(), "output": str(output)}, [
+        f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}",
+        Table("", headings, tuple(rows)),
+        *(("Warning: " if s.warning else "") + f"{s.name}: {s.message}" for s in report.steps),
+        f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}",
+    ]
 
 
 def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> None:
@@ -110,10 +106,8 @@ def check_train(train_split: str | None, *others: str) -> None:
 @click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
 @app.split_option("test")
 @app.BINS
-@app.JSON
-def evaluate(
-    pack_path: Path, calibrator_path: Path | None, split: str, bins: int, as_json: bool
-) -> None:
+@app.answered
+def evaluate(pack_path: Path, calibrator_path: Path | None, split: str, bins: int) -> app.Answer:
     """Score the network of PACK, or CALIBRATOR on it, by every metric.
 
     Example: featcal eval my-pack cal.safetensors
@@ -123,23 +117,17 @@ def evaluate(
     data = pack.split(split)
     with app.progress_bar(), app.about(pack, split):
         scores = score(data, calibrator, pack.head, bins=bins)
-    if as_json:
-        app.print_json(
-            {"recipe": None if calibrator is None else repr(calibrator), **scores.as_json()}
-        )
-        return
     name = "uncalibrated"
     if calibrator is not None:  # with what was learned, where that is a single number
         single = ((key, value) for key, value in calibrator.named_buffers() if value.numel() == 1)
         values = (f"{key.rpartition('.')[2]}={value.item():.4g}" for key, value in single)
         name = f"{calibrator!r}   {' '.join(values)}".rstrip()
-    app.say(f"{name}, {scores.n:,} rows of {split}")
-    table = Table(show_header=False)
-    table.add_column("metric")
-    table.add_column("value", justify="right", no_wrap=True)
-    for key, column in COLUMNS.items():
-        table.add_row(column.title, column.text(scores.metrics[key]))
-    app.console().print(table)
+    rows = ((column.title, column.text(scores.metrics[key])) for key, column in COLUMNS.items())
+    recipe = None if calibrator is None else repr(calibrator)
+    return {"recipe": recipe, **scores.as_json()}, [
+        f"{name}, {scores.n:,} rows of {split}",
+        Table("", ("", ""), tuple(rows)),
+    ]
 
 
 def load_for(path: Path, pack: Pack) -> Calibrator:

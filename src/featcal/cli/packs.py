@@ -1,4 +1,7 @@
-"""featcal pack and collect: packs of files, or of a network given as `package.module:function`."""
+"""featcal pack, collect and export: packs of files and of networks, and networks as files to serve.
+
+A network is given as `package.module:function`.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,26 @@ from typing import Any
 
 import click
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from featcal import export as files
+from featcal import io
 from featcal.cli import app
+from featcal.cli.fit import load_for
 from featcal.core.checks import InputError, Kind
 from featcal.core.files import REMOVE, check_free
 from featcal.data import Pack, import_files
+from featcal.data.collect import placed, unpacked
 from featcal.data.resume import COLLECTED_ROWS, collect_pack, partial_of
+from featcal.export.onnx_file import TOLERANCE
+from featcal.heads.attach import attach
+from featcal.heads.find import find_head, mapped
+from featcal.report.tables import Table
+from featcal.train import Engine
 
 DYNAMIC = "dynamic"  # axes of any size, for export alone
 OPTIONS = ("class_names", "dataset", "name", "head", "layer", "unpack", "meta", DYNAMIC)
+EXAMPLE_ROWS = 4
 RETURNS = "return (model, {'val': loader, 'test': loader})"
 
 
@@ -31,7 +44,7 @@ def pack() -> None:
 
 
 @pack.command("import")
-@click.argument("files", metavar="FILE...", nargs=-1, required=True)
+@click.argument("given", metavar="FILE...", nargs=-1, required=True)
 @app.output_option("The folder to make.")
 @click.option("--logits", is_flag=True, help="The numbers of the tables are logits.")
 @click.option("--probs", is_flag=True, help="The numbers of the tables are probabilities.")
@@ -39,16 +52,15 @@ def pack() -> None:
 @click.option(
     "--ignore", multiple=True, metavar="COLUMN", help="A column that holds no scores; repeatable."
 )
-@app.JSON
+@app.answered
 def import_(
-    files: tuple[str, ...],
+    given: tuple[str, ...],
     output: Path,
     logits: bool,
     probs: bool,
     label: str,
     ignore: tuple[str, ...],
-    as_json: bool,
-) -> None:
+) -> app.Answer:
     """Make a pack of logits, probabilities or features in files.
 
     Arrays (.npz, .safetensors, or one .npy each) are told by their names: val_logits or val_probs
@@ -69,46 +81,40 @@ def import_(
         raise InputError("--logits and --probs contradict each other: give one")
     kind: Kind | None = "logits" if logits else "probs" if probs else None
     with app.progress_bar():
-        made = import_files(files, output, label=label, kind=kind, ignore=ignore)
-    if as_json:
-        app.print_json({**made.summary(), "output": str(output)})
-        return
-    print_pack(made.summary())
-    app.say(f"Wrote {output}")
+        made = import_files(given, output, label=label, kind=kind, ignore=ignore)
+    told = {**made.summary(), "output": str(output)}
+    return told, [*_about(told), f"Wrote {output}"]
 
 
 @pack.command()
 @app.PACK
 @click.option("--verify", is_flag=True, help="Read every byte and check it against its sha256.")
-@app.JSON
-def info(pack_path: Path, verify: bool, as_json: bool) -> None:
+@app.answered
+def info(pack_path: Path, verify: bool) -> app.Answer:
     """Say what PACK holds."""
     opened = Pack.open(pack_path)
     if verify:
         with app.progress_bar():
             opened.verify()
-    summary = opened.summary()
-    if as_json:
-        app.print_json({**summary, "verified": verify})
-        return
-    print_pack(summary)
-    if verify:
-        app.say("Every byte is as its sha256 says.")
+    told = {**opened.summary(), "verified": verify}
+    return told, [*_about(told), *["Every byte is as its sha256 says."] * verify]
 
 
-def print_pack(summary: dict[str, Any]) -> None:
+def _about(summary: dict[str, Any]) -> list[app.Line]:
     """What a pack holds, for people."""
     origin = ", ".join(part for part in (summary["dataset"], summary["model"]) if part)
-    app.say(f"{summary['name']}: {origin}" if origin else summary["name"])
     stored = ", ".join(f"{name} {dtype}" for name, dtype in summary["tensors"].items())
     width = f"{summary['features']} features" if summary["features"] else "logits alone"
     head = "with the head" if summary["head"] else "without a head"
-    app.say(f"{width}, {summary['classes']} classes, {head}; stored as {stored}")
     rows = (
         (name, f"{split['rows']:,}", str(split["shards"]), f"{split['bytes'] / 1e6:.1f}")
         for name, split in summary["splits"].items()
     )
-    app.console().print(app.table_of(("split", "rows", "shards", "MB"), rows))
+    return [
+        f"{summary['name']}: {origin}" if origin else summary["name"],
+        f"{width}, {summary['classes']} classes, {head}; stored as {stored}",
+        Table("", ("split", "rows", "shards", "MB"), tuple(rows)),
+    ]
 
 
 @click.command()
@@ -126,7 +132,7 @@ def print_pack(summary: dict[str, Any]) -> None:
     type=app.COUNT,
     help="Rows a shard: what a kill costs at most.",
 )
-@app.JSON
+@app.answered
 def collect(
     target: str,
     output: Path,
@@ -135,8 +141,7 @@ def collect(
     device: str | None,
     autocast: str | None,
     shard_rows: int,
-    as_json: bool,
-) -> None:
+) -> app.Answer:
     """Run a network over its data and write a pack of what enters its last layer.
 
     FUNCTION takes nothing and returns (model, {"val": loader, "test": loader}), or a mapping with
@@ -150,11 +155,7 @@ def collect(
     model, loaders, options = load_target(target)
     options.pop(DYNAMIC, None)
     if device is not None:
-        try:
-            model = model.to(torch.device(device))
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(f"--device {device} cannot be used here: {reason}") from error
+        model = model.to(Engine.best(device).device)
     precision: AbstractContextManager[object] = nullcontext()
     if autocast is not None:
         place = next((weight.device.type for weight in model.parameters()), "cpu")
@@ -165,14 +166,10 @@ def collect(
     with app.progress_bar(), precision, app.going_on_later(partial_of(output)):
         made = collect_pack(model, loaders, output, shard_rows=shard_rows, **options)
     seconds = perf_counter() - started
-    if as_json:
-        figures: dict[str, Any] = {"resumed": begun, "seconds": seconds}
-        app.print_json({**made.summary(), "output": str(output), **figures})
-        return
-    print_pack(made.summary())
+    told = {**made.summary(), "output": str(output), "resumed": begun, "seconds": seconds}
     rows = sum(map(made.manifest.rows, made.splits))
     went_on = ", some of them by an earlier run" if begun else ""
-    app.say(f"Wrote {output}: {rows:,} rows in {seconds:.1f} s{went_on}")
+    return told, [*_about(told), f"Wrote {output}: {rows:,} rows in {seconds:.1f} s{went_on}"]
 
 
 def load_target(spec: str) -> tuple[nn.Module, Mapping[str, Iterable[Any]], dict[str, Any]]:
@@ -229,3 +226,132 @@ def named_function(spec: str, returns: str = "the model and its loaders") -> Cal
             f"{module_name} has no function {name!r}: it has {', '.join(have) or 'none'}"
         )
     return found  # type: ignore[no-any-return]
+
+
+@click.command()
+@click.argument("source", metavar="PACK|PACKAGE.MODULE:FUNCTION")
+@app.CALIBRATOR
+@click.option("--onnx", "output", required=True, type=app.PATH, help="The file to write.")
+@app.HEAD
+@click.option("--split", help="Rows to compare on; the last split, if it is not named.")
+@click.option("--rows", default=256, type=app.COUNT, help="How many to compare on.")
+@click.option("--probabilities", is_flag=True, help="Give them as a second output.")
+@click.option(
+    "--tolerance", default=TOLERANCE, type=click.FloatRange(0), help="Largest difference allowed."
+)
+@click.option("--opset", type=click.IntRange(7), help="Version of ONNX's operators.")
+@app.FORCE
+@app.answered
+def export(
+    source: str,
+    calibrator_path: Path,
+    output: Path,
+    head: str | None,
+    split: str | None,
+    rows: int,
+    probabilities: bool,
+    tolerance: float,
+    opset: int | None,
+    force: bool,
+) -> app.Answer:
+    """Write a calibrated network as an ONNX file and compare it on real rows in ONNX Runtime.
+
+    With FUNCTION, as in "featcal collect", the file is the whole network: inputs to calibrated
+    logits. With PACK it is the calibrated last layer alone: features to calibrated logits, or
+    logits to calibrated logits where the calibrator needs no more.
+
+    \b
+    Examples:
+      featcal export my_project.models:build cal.safetensors --onnx model.onnx
+      featcal export my-pack cal.safetensors --onnx head.onnx
+    """  # noqa: D301 - click knows a block by the character itself
+    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    model, inputs, dynamic = _source(source, calibrator_path, head, split, rows)
+    with app.progress_bar():
+        made = files.onnx(
+            model,
+            output,
+            _first(inputs, EXAMPLE_ROWS),  # enough to follow the model
+            rows=inputs,
+            dynamic=dynamic,
+            opset=opset,
+            probabilities=probabilities,
+            tolerance=tolerance,
+            overwrite=force,
+        )
+    ports = {"in": made.inputs, "out": made.outputs}
+    return made.as_json(), [
+        *(f"{way}: {', '.join(map(' '.join, kinds.items()))}" for way, kinds in ports.items()),
+        str(made),
+    ]
+
+
+def _source(
+    source: str, path: Path, head: str | None, split: str | None, rows: int
+) -> tuple[nn.Module, Any, Any]:
+    """What becomes a file, real rows of what enters it, and its axes of any size.
+
+    Of a pack that is the calibrated last layer; of a function the network with the calibrator in
+    it. Axes are None for the rows alone.
+    """
+    if Path(source).is_dir():
+        if head is not None:
+            raise InputError(
+                "--head names a layer of a network, and a pack has only one: leave it out"
+            )
+        pack = Pack.open(source)
+        calibrator = load_for(path, pack)
+        batches = pack.split(split or pack.splits[-1])
+        entered = (b.logits if pack.head is None else b.features for b in batches)
+        return calibrator.wrap(pack.head), _joined(entered, rows), None
+    if ":" not in source:
+        raise InputError(
+            f"{source} is neither a folder nor package.module:function: give a pack or the "
+            "function that returns the model and its loaders"
+        )
+    calibrator = io.load(path)
+    network, loaders, options = load_target(source)
+    name = split or list(loaders)[-1]
+    if name not in loaders:
+        raise InputError(f"{source} has no loader {name!r}: choose one of {', '.join(loaders)}")
+    given = (inputs for inputs, _ in unpacked(network, loaders[name], options.get("unpack")))
+    inputs = _joined((placed(batch, network) for batch in given), rows)
+    if inputs is None:
+        raise InputError(f"the loader {name!r} of {source} is empty: give it rows to compare on")
+    told = head or options.get("head")
+    place = find_head(network, told, inputs=_first(inputs, EXAMPLE_ROWS))
+    # Where a pack keeps an inner layer, a calibrator of logits alone acts behind the last one.
+    layer = options.get("layer") if calibrator.needs_features else None
+    return attach(network, calibrator, head=place, layer=layer), inputs, options.get(DYNAMIC)
+
+
+def _joined(batches: Iterable[Any], most: int) -> Any:  # noqa: ANN401
+    """The first rows of the batches as one; those before a batch of other sizes, None of none."""
+    parts: list[Any] = []
+    sizes: list[object] = []
+    rows = 0
+    for batch in batches:
+        # What must be alike in two batches to be joined; no two scalars are alike.
+        before = sizes
+        sizes = [(t.dtype, t.shape[1:]) if t.ndim else object() for t in _tensors(batch)]
+        if parts and sizes != before:
+            break  # such as text of another length
+        parts.append(batch)
+        rows += next((len(tensor) for tensor in _tensors(batch) if tensor.ndim), most)
+        if rows >= most:
+            break
+    if len(parts) < 2:
+        return _first(parts[0], most) if parts else None
+    columns = zip(*map(_tensors, parts), strict=True)
+    whole = (torch.cat(column) for column in columns)
+    return _first(mapped(parts[0], lambda _: next(whole)), most)
+
+
+def _first(inputs: Any, rows: int) -> Any:  # noqa: ANN401
+    return mapped(inputs, lambda tensor: tensor[:rows] if tensor.ndim else tensor)
+
+
+def _tensors(inputs: Any) -> list[Tensor]:  # noqa: ANN401
+    found: list[Tensor] = []
+    mapped(inputs, found.append)
+    return found

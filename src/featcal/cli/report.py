@@ -1,7 +1,8 @@
-"""featcal report and explore: one page about one pack, as a file or served to this machine."""
+"""featcal report, explore and paper: the page about a pack, and the paper's tables beside ours."""
 
 from __future__ import annotations
 
+import csv
 import os
 import shlex
 import sys
@@ -18,10 +19,17 @@ from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
 from featcal.data import Pack
 from featcal.report.compare import DEFAULT_RECIPES, parse_all
+from featcal.report.paper import CSV_HEADER, read_paper
+from featcal.report.tables import Table
 
 if TYPE_CHECKING:
     from featcal.page import Content
 
+FORMATS = ("table", "markdown", "csv", "json")
+LISTED = {
+    **{"name": "name", "number": "table", "cells": "cells", "faulty": "marked"},
+    "summary": "what it shows",
+}
 USUAL = {"--split": "test", "--fit-split": "val", "--bins": 15}
 FIT_SPLIT = click.option("--fit-split", default="val", help="The split recipes are fitted on.")
 RECIPES = click.option(
@@ -44,19 +52,8 @@ CALIBRATORS = click.argument("calibrators", metavar="[CALIBRATOR]...", nargs=-1,
 @FIT_SPLIT
 @app.BINS
 @app.FORCE
-@app.JSON
-def report(
-    pack_path: Path,
-    calibrators: tuple[Path, ...],
-    output: Path,
-    recipes: tuple[str, ...],
-    md: Path | None,
-    split: str,
-    fit_split: str,
-    bins: int,
-    force: bool,
-    as_json: bool,
-) -> None:
+@app.answered
+def report(output: Path, md: Path | None, force: bool, **asked: Any) -> app.Answer:  # noqa: ANN401
     """Write one page about PACK: may its confidence be trusted, what helps, and what it costs.
 
     Recipes are fitted on one split and scored on another; a CALIBRATOR is scored as it is. The page
@@ -72,48 +69,48 @@ def report(
         check_free(path, overwrite=force, remedy=app.OVERWRITE)
     if md is not None and md.absolute() == output.absolute():
         raise InputError(f"-o and --md both name {output}: give each a file of its own")
-    options = {"-o": output, "--recipe": recipes, "--md": md}
-    scored = {"--split": split, "--fit-split": fit_split, "--bins": bins}
-    content = _content("report", pack_path, calibrators, {**options, **scored})
+    content = _content("report", output=output, md=md, **asked)
     page = render(content)
     files = {output: page} if md is None else {output: page, md: markdown(content)}
     for path, text in files.items():
         with new_file(path, overwrite=force) as temporary:
             temporary.write_text(text, encoding="utf-8")
     summary = content.summary
-    if as_json:
-        told = {"output": str(output), "md": None if md is None else str(md)}
-        rows = content.comparison.as_json()
-        app.print_json({**told, "bytes": len(page.encode()), "summary": summary.as_json(), **rows})
-        return
+    told: dict[str, Any] = {"output": str(output), "md": None if md is None else str(md)}
+    told |= {"bytes": len(page.encode()), "summary": summary.as_json()}
     # The first screen of the page: what to type comes last, after all that speaks against it.
-    app.say(summary.headline)
-    app.say(f"Should you trust its confidence? {summary.trust}")
-    *answers, advice = summary.points
-    for point in answers:
-        app.say(f"{point.question} {point.answer}")
-    for caution in summary.cautions:
-        app.say(f"Mind: {caution}")
-    for note in content.notes:
-        app.say(f"Left out: {note}")
-    app.say(f"{advice.question} {advice.answer}")
-    if summary.command:
-        app.say(f"  {summary.command}")
-    for path in files:
-        app.say(f"Wrote {path}")
+    *answers, advice = (f"{point.question} {point.answer}" for point in summary.points)
+    return {**told, **content.comparison.as_json()}, [
+        summary.headline,
+        f"Should you trust its confidence? {summary.trust}",
+        *answers,
+        *(f"Mind: {caution}" for caution in summary.cautions),
+        *(f"Left out: {note}" for note in content.notes),
+        advice,
+        *([f"  {summary.command}"] if summary.command else []),
+        *(f"Wrote {path}" for path in files),
+    ]
 
 
 def _content(
-    name: str, pack_path: Path, calibrators: tuple[Path, ...], options: dict[str, Any]
+    command: str,
+    *,
+    pack_path: Path,
+    calibrators: tuple[Path, ...],
+    recipes: tuple[str, ...],
+    split: str,
+    fit_split: str,
+    bins: int,
+    output: Path | None = None,
+    md: Path | None = None,
 ) -> Content:
-    """The content of the page of a command, given with these options."""
+    """The content of the page of a command."""
     from featcal.page import Content
     from featcal.page.content import check_splits, check_train
 
     pack = Pack.open(pack_path)
     files = {str(path): load_for(path, pack) for path in calibrators}
     # Refused before any row is looked at: what is wrong here is no fault of the rows of a split.
-    fit_split, split, recipes = options["--fit-split"], options["--split"], options["--recipe"]
     check_splits(fit_split, split)
     for part in (fit_split, split):
         pack.split(part)
@@ -122,11 +119,11 @@ def _content(
             check_recipe(calibrator, pack)
             check_train(calibrator)
     # The command as typed, without what is the default anyway.
-    words: list[Any] = ["featcal", name, pack_path, *calibrators]
-    for option, value in options.items():
-        if value != USUAL.get(option):
-            for one in value if isinstance(value, tuple) else (value,):
-                words += [option, one]
+    words = ["featcal", command, pack_path, *calibrators, *(["-o", output] if output else [])]
+    words += [word for recipe in recipes for word in ("--recipe", recipe)]
+    given = {"--md": md, "--split": split, "--fit-split": fit_split, "--bins": bins}
+    for option, value in given.items():
+        words += [option, value] if value != USUAL.get(option) else []
     with app.progress_bar(), app.about(pack, fit_split, split):
         return Content.of(
             pack,
@@ -134,7 +131,7 @@ def _content(
             files,
             fit=fit_split,
             test=split,
-            bins=options["--bins"],
+            bins=bins,
             command=shlex.join(map(str, words)),
         )
 
@@ -159,16 +156,7 @@ def _content(
     show_default=False,
     help="Open the page when it is ready.",
 )
-def explore(
-    pack_path: Path,
-    calibrators: tuple[Path, ...],
-    recipes: tuple[str, ...],
-    port: int,
-    split: str,
-    fit_split: str,
-    bins: int,
-    browser: bool,
-) -> None:
+def explore(port: int, browser: bool, **asked: Any) -> None:  # noqa: ANN401 - as in _content
     """Look at PACK in a browser, and try any recipe on it.
 
     The page of "featcal report", with the same recipes and CALIBRATOR files, served to this machine
@@ -181,11 +169,10 @@ def explore(
     from featcal.page.serve import Explorer, Live
 
     check_packages()
-    scored = {"--split": split, "--fit-split": fit_split, "--bins": bins}
-    content = _content("explore", pack_path, calibrators, {"--recipe": recipes, **scored})
+    content = _content("explore", **asked)
     page, live = render(content, live=True), Live(content)
     with Explorer(page, live, port) as explorer:
-        app.say(f"{pack_path} is at {explorer.address}; Ctrl-C ends it.")
+        app.say(f"{asked['pack_path']} is at {explorer.address}; Ctrl-C ends it.")
         if browser:  # beside the server: a browser in the terminal waits for its page
             threading.Thread(target=webbrowser.open, args=(explorer.address,), daemon=True).start()
         try:
@@ -196,3 +183,65 @@ def explore(
                 # A fit under way would bring the interpreter down while it ends: leave without it.
                 sys.stdout.flush()
                 os._exit(0)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option("--all", "every", is_flag=True, help="Show every table.")
+@app.format_option(FORMATS, "How to print: csv has one line per value.  [default: table]")
+@app.JSON
+@click.option(
+    "--results",
+    type=app.PATH,
+    help="Folder with a paper.json of other results, which experiments/paper_tables.py makes; by "
+    "default those of this version are shown.",
+)
+def paper(
+    name: str | None, every: bool, form: str | None, as_json: bool, results: Path | None
+) -> None:
+    """List the tables of the feature clipping paper, or show table NAME.
+
+    Each table is shown as printed, with a footnote where a cell does not hold what its heading
+    says, and beside it what our own networks and the paper's own logits give. Networks we trained
+    stand beside train-time, accuracy and layers, each with its training in a footnote.
+
+    Example: featcal paper ece-posthoc
+    """
+    if name is not None and every:
+        raise InputError(f"{name} and --all contradict each other: give one of them")
+    form = app.format_of(form, as_json) or "table"
+    tables = read_paper(results)
+    if name is not None and name not in tables:
+        raise InputError(f"the paper has no table {name!r}: choose one of {', '.join(tables)}")
+    if name is None and not every:
+        _list([table.facts for table in tables.values()], form)
+        return
+    chosen = list(tables.values()) if name is None else [tables[name]]
+    if form == "json":
+        found = [table.body for table in chosen]
+        app.print_json({"tables": found} if every else found[0])
+    elif form == "csv":
+        click.echo("\n".join([",".join(CSV_HEADER), *(line for t in chosen for line in t.csv)]))
+    else:
+        for table in (one for each in chosen for one in each.shown):
+            if form == "table":
+                app.say(table, "")
+            else:  # by a plain echo: a pipe table has one line per row, however narrow the terminal
+                click.echo(app.printable(table.document(), sys.stdout.encoding) + "\n")
+
+
+def _list(facts: list[dict[str, Any]], form: str) -> None:
+    """The tables by name, in any of the forms."""
+    rows = (tuple(str(fact[key]) for key in LISTED) for fact in facts)
+    table = Table("", tuple(LISTED.values()), tuple(rows))
+    if form == "json":
+        app.print_json({"tables": facts})
+    elif form == "csv":
+        writer = csv.DictWriter(sys.stdout, list(facts[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(facts)
+    elif form == "markdown":
+        click.echo(table.markdown())
+    else:
+        hint = "Marked cells hold a defect or a misprint; see one with: featcal paper NAME"
+        app.say(table, hint)

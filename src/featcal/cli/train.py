@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -32,16 +32,18 @@ from featcal.core.progress import listen
 from featcal.core.text import NO_LITERAL
 from featcal.data import Pack
 from featcal.data.collect import collect
+from featcal.data.resume import collect_pack
 from featcal.datasets import Splits, load_images, normalisations, split
 from featcal.datasets.images import default_val
 from featcal.losses import LOSSES, TrainingLoss, parse_loss
 from featcal.metrics.columns import COLUMNS
-from featcal.models import MODELS, build, network_options
+from featcal.models import build, network_options
+from featcal.report.tables import Table
 from featcal.train import Engine, Epoch, History, Recipe, processes, published_loss, save_history
 from featcal.train import train as run_training
 from featcal.train.engine import PRECISIONS, launched_rank
-from featcal.train.history import MAX_RUNS, Batches, looks, picture_form
-from featcal.train.loop import check_targets, finish
+from featcal.train.history import MAX_RUNS, Batches, Watched, looks, outputs
+from featcal.train.loop import check_targets, full_precision, write_run
 from featcal.train.run_folder import CHECKPOINT, PACK, Position, check_folder, made_folder
 
 FOLDER = "folder"
@@ -210,13 +212,8 @@ class Run(SimpleNamespace):
         if self.is_function:  # first: its module may hold a loss of the user's own
             named_function(self.network, "a network")
         else:
-            try:
-                with torch.device("meta"):  # no memory, no random numbers
-                    build(self.network, 2, **self.options)
-            except InputError as error:
-                if self.network in MODELS:
-                    raise
-                raise InputError(f"{error}; or name a function, package.module:function") from error
+            with torch.device("meta"):  # no memory, no random numbers
+                build(self.network, 2, **self.options)
         check_targets(self.loss, self.recipe)
         self._engine()
 
@@ -294,16 +291,12 @@ class Run(SimpleNamespace):
         data = load_images(
             self.dataset, self.data, download=self.download, image_size=self.image_size
         )
-        held_out, adapts = self.held_out, self.loss.needs_held_out
+        held_out = self.held_out
         if held_out is None:
             # What the published AdaFocal adapts to is val itself; a large one would cost too much.
             images = len(data.train)
             val = (self.val or default_val(images)) if data.val is None else len(data.val)
-            held_out = max(1, min(val, images // 10)) if adapts else 0
-        elif held_out == 0 and adapts:
-            raise InputError(
-                f"--held-out 0: {self.loss.name} adapts to rows that are not trained on: give some"
-            )
+            held_out = max(1, min(val, images // 10)) if self.loss.needs_held_out else 0
         return split(data, val=self.val, held_out=held_out)
 
     def _model(self, classes: int) -> nn.Module:
@@ -332,8 +325,15 @@ class Run(SimpleNamespace):
         two = val.rows(torch.arange(min(2, len(val))))
         batches = Batches(two, self.pixels[0], torch.device("cpu"))
         try:
-            with torch.no_grad(), undisturbed(self.model):
-                self.model(next(iter(batches))[0])
+            if self.no_pack:
+                with torch.no_grad(), undisturbed(self.model):
+                    self.model(next(iter(batches))[0])
+            else:
+                collect(self.model, batches, head=self.head)
+        except InputError as error:
+            raise InputError(
+                f"{error}; here: --head PATH, or --no-pack to train without a pack"
+            ) from error
         except RuntimeError as error:
             images = f"images of {two.size[0]} x {two.size[1]} pixels"
             if self.is_function:  # the traceback leads to the line
@@ -342,14 +342,6 @@ class Run(SimpleNamespace):
             raise InputError(
                 f"{self.network} cannot take {images} ({error}): give another --image-size, or "
                 "other options of the network"
-            ) from error
-        if self.no_pack:
-            return
-        try:
-            collect(self.model, batches, head=self.head)
-        except InputError as error:
-            raise InputError(
-                f"{error}; here: --head PATH, or --no-pack to train without a pack"
             ) from error
 
     def train(self, *, aloud: bool) -> tuple[Epoch, ...]:
@@ -419,30 +411,47 @@ class Run(SimpleNamespace):
         }
 
     def finish(self, history: tuple[Epoch, ...], facts: dict[str, Any]) -> None:
-        """Writes what a run leaves, says how the network does, and what to type next."""
-        output, given = self.output, (self.model, self.splits, self.pixels, history, facts)
-        with app.progress_bar():
-            record = finish(output, *given, pack=not self.no_pack, head=self.head)
-        if self.as_json:
-            app.print_json({**record, "output": str(output)})
-            return
+        """Scores the network, writes what a run leaves, and says what to type next.
+
+        Val and test are seen in full float32, whatever the network was trained in.
+        """
+        output, splits, device = self.output, self.splits, next(self.model.parameters()).device
+        parts = zip(("val", "test"), (splits.val, splits.test), self.pixels, strict=True)
+        loaders = {name: Batches(images, pixels, device) for name, images, pixels in parts}
+        record = {**facts, "class_names": splits.class_names, "image_size": splits.train.size}
+        with app.progress_bar(), full_precision():
+            record["scores"] = {
+                name: dict(vars(Watched.of(*outputs(self.model, loader, torch.float32))))
+                for name, loader in loaders.items()
+            }
+            # One that is there already is of this very run, killed between this and its record.
+            if not self.no_pack and not (output / PACK).exists():
+                about = {"dataset": splits.name, "name": self.network, "meta": facts}
+                about |= {"class_names": splits.class_names, "head": self.head}
+                collect_pack(self.model, loaders, output / PACK, **about)
+            record = write_run(output, self.model, history, record)
         headings = ("split", *(COLUMNS[key].heading for key in SHOWN))
-        rows = (
+        rows = tuple(
             (part, *(COLUMNS[key].text(found[key]) for key in SHOWN))
             for part, found in record["scores"].items()
         )
-        app.console().print(app.table_of(headings, rows, title="before calibration"))
-        app.say(f"Wrote {output}")
         look = f"featcal history {shlex.quote(str(output))} -o history.png"
-        if self.no_pack:
-            app.say("No pack was made (--no-pack): featcal collect makes one of a network of yours")
-            app.say(f"Next: {look}")
-            return
-        path, head = shlex.quote(str(output / PACK)), Pack.open(output / PACK).manifest.head
-        recipe = "temperature" if head is None else '"clip | temperature"'
-        app.say(f"Next: featcal compare {path}")
-        app.say(f"  or: featcal fit {path} {recipe} -o cal.safetensors")
-        app.say(f"  or: {look}")
+        next_steps = [
+            "No pack was made (--no-pack): featcal collect makes one of a network of yours",
+            f"Next: {look}",
+        ]
+        if not self.no_pack:
+            path, head = shlex.quote(str(output / PACK)), Pack.open(output / PACK).manifest.head
+            recipe = "temperature" if head is None else '"clip | temperature"'
+            next_steps = [
+                f"Next: featcal compare {path}",
+                f"  or: featcal fit {path} {recipe} -o cal.safetensors",
+                f"  or: {look}",
+            ]
+        if self.as_json:
+            app.print_json({**record, "output": str(output)})
+        else:
+            app.say(Table("before calibration", headings, rows), f"Wrote {output}", *next_steps)
 
 
 def setting_name(setting: str) -> str:
@@ -482,8 +491,8 @@ def _epoch_lines(epochs: int) -> Callable[[Epoch], None]:
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=app.PATH)
 @app.output_option(f"Picture to write, .png or .svg, of up to {MAX_RUNS} runs.", required=False)
 @app.FORCE
-@app.JSON
-def history(folders: tuple[Path, ...], output: Path | None, force: bool, as_json: bool) -> None:
+@app.answered
+def history(folders: tuple[Path, ...], output: Path | None, force: bool) -> app.Answer:
     """Show how each RUN has learned so far, and draw loss, accuracy, NLL and ECE by epoch.
 
     RUN is a folder that "featcal train" made or is at work in. Training losses of different kinds
@@ -491,42 +500,20 @@ def history(folders: tuple[Path, ...], output: Path | None, force: bool, as_json
 
     Example: featcal history run-ce run-focal -o history.png
     """
-    folders = tuple(dict.fromkeys(folders))
     if output is not None:
-        picture_form(output)
-        if len(folders) > MAX_RUNS:
-            raise InputError(
-                f"{len(folders)} runs are given, and -o draws at most {MAX_RUNS}: give fewer"
-            )
         check_free(output, overwrite=force, remedy=app.OVERWRITE)
-    names, runs = _names(folders), [History.read(folder) for folder in folders]
+    runs = {str(folder): History.read(folder) for folder in folders}
     if output is not None:
-        labels = (f"{name}: {run.loss}" for name, run in zip(names, runs, strict=True))
-        by_name = dict(zip(labels, (run.epochs for run in runs), strict=True))
-        save_history(by_name, output, overwrite=force)
-    if as_json:
-        picture = None if output is None else str(output)
-        app.print_json({"runs": [run.as_json() for run in runs], "output": picture})
-        return
-    rows = [(name, *_cells(run)) for name, run in zip(names, runs, strict=True)]
-    table = app.table_of(HISTORY_HEADINGS, rows, left=2)
-    if app.measured(table) <= app.console().width:
-        app.console().print(table)
-    else:  # several lines per run: no number is ever cut
-        for name, *cells in rows:
-            app.say(name)
-            for heading, cell in zip(HISTORY_HEADINGS[1:], cells, strict=True):
-                app.say(f"  {heading}: {cell}")
-    typed = " ".join(shlex.quote(str(folder)) for folder in folders)
-    app.say(f"Wrote {output}" if output else f"Draw it: featcal history {typed} -o history.png")
-
-
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The folders without what all of them begin with, which tells none apart."""
-    if len(folders) == 1 or len({folder.is_absolute() for folder in folders}) > 1:
-        return list(map(str, folders))
-    shared = os.path.commonpath([folder.parent for folder in folders])
-    return [str(folder.relative_to(shared)) if shared else str(folder) for folder in folders]
+        named = {f"{name}: {run.loss}": run.epochs for name, run in runs.items()}
+        save_history(named, output, overwrite=force)
+    rows = tuple((name, *_cells(run)) for name, run in runs.items())
+    picture = None if output is None else str(output)
+    return {"runs": [run.as_json() for run in runs.values()], "output": picture}, [
+        Table("", HISTORY_HEADINGS, rows),
+        f"Wrote {output}"
+        if output
+        else f"Draw it: featcal history {shlex.join(runs)} -o history.png",
+    ]
 
 
 def _cells(run: History) -> list[str]:

@@ -49,19 +49,18 @@ class Batch:
     features: Tensor | None = None
 
     def __post_init__(self) -> None:
-        given: dict[str, object] = {"logits": self.logits, "features": self.features}
-        for name, values in given.items():
-            if values is not None and not isinstance(values, Tensor):
-                kind = type(values).__name__
-                raise InputError(f"{name} are a {kind}: pass a tensor, torch.as_tensor({name})")
         try:
             labels = torch.as_tensor(self.labels)
         except (TypeError, ValueError, RuntimeError) as error:
             kind = type(self.labels).__name__
             raise InputError(f"labels are a {kind} that is no tensor of class numbers") from error
-        parts = {"logits": self.logits, "labels": labels, "features": self.features}
+        given = {"logits": self.logits, "labels": labels, "features": self.features}
+        parts: dict[str, object] = {name: part for name, part in given.items() if part is not None}
         for name, part in parts.items():
-            if part is not None and part.ndim == 0:
+            if not isinstance(part, Tensor):
+                kind = type(part).__name__
+                raise InputError(f"{name} are a {kind}: pass a tensor, torch.as_tensor({name})")
+            if part.ndim == 0:
                 raise InputError(f"{name} are one number: give one row per sample, {name}[None]")
         if self.logits is not None and is_single(self.logits):
             object.__setattr__(self, "logits", two_classes(self.logits))
@@ -322,3 +321,42 @@ def zero_or_one(labels: Tensor) -> Tensor:
     flat = labels.reshape(-1)
     binary = flat.is_floating_point() and bool(((flat == 0) | (flat == 1)).all())
     return flat.long() if binary or flat.dtype == torch.bool else flat
+
+
+def predicted(values: Tensor) -> Tensor:
+    """The class of the largest value of each row (n, k), the first of equal ones: (n,) int64.
+
+    For measuring, not for a forward pass: on a CPU numpy finds it several times faster than torch.
+    """
+    if values.device.type != "cpu" or values.dtype.itemsize < 4 or values.requires_grad:
+        return values.argmax(1)
+    return torch.from_numpy(values.numpy().argmax(1))
+
+
+def bin_edges(bins: int, dtype: torch.dtype) -> Tensor:
+    """The m + 1 edges of m equal-width bins on [0, 1], in the precision they are compared in.
+
+    A float32 confidence is compared with float32 edges: read as float64, float32(0.2) lies above
+    0.2 and would change bins.
+    """
+    return torch.linspace(0, 1, bins + 1, dtype=dtype)
+
+
+def bin_index(confidence: Tensor, bins: int) -> Tensor:
+    """The bin of each confidence, 0 to m - 1: right-closed, 0 in the first bin, 1 in the last.
+
+    One binning for every number and every diagram.
+
+    >>> bin_index(torch.tensor([0.0, 0.2, 0.2000001, 1.0]), 5).tolist()
+    [0, 0, 1, 4]
+    """
+    inner = bin_edges(bins, confidence.dtype)[1:-1].to(confidence.device)
+    return torch.bucketize(confidence, inner)
+
+
+def bin_sums(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
+    """Per bin the count, the summed confidence and the summed correctness: (3, m) float64."""
+    index = bin_index(confidence, bins)
+    weights = torch.stack([torch.ones_like(confidence), confidence, correct.to(confidence.dtype)])
+    sums = torch.zeros(3, bins, dtype=torch.float64, device=confidence.device)
+    return sums.index_add_(1, index, weights.double())

@@ -23,29 +23,31 @@ from featcal.core.batch import (
     Through,
     as_data,
     raw_logits,
-    stored_logits,
     trainable,
 )
-from featcal.core.checks import CalibrationWarning, InputError, check_finite
+from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.fit import (
     MODES,
     Counted,
     FitReport,
+    Loss,
     Mode,
     Problem,
     Stepped,
     StepReport,
     evaluating,
     exact,
+    measure,
+    nll,
     run_steps,
     survey,
 )
-from featcal.core.loss import Loss, measure, nll
 from featcal.core.progress import FEW_LARGE, calm
 from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}
 VIEWS = ("unclipped", "clipped")  # of features, see `seen_features`
+NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
 
 
 class Calibrator(nn.Module, ABC):
@@ -129,14 +131,11 @@ class Calibrator(nn.Module, ABC):
             seen = None if train is None else as_data(train, head)
             with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
-                if not math.isfinite(before):  # finite features of a huge size
-                    row = 0
-                    for batch in raw:
-                        logits = stored_logits(batch)
-                        remedy = "remove or rescale them first"
-                        check_finite("the head's logits", logits, first_row=row, remedy=remedy)
-                        row += len(batch)
-                    raise InputError(f"the network's own {loss.name} is {before}: check its logits")
+                if not math.isfinite(before):  # a broken head, or finite features of a huge size
+                    raise InputError(
+                        f"the network's own {loss.name} is {before}: the head's logits are NaN or "
+                        "infinite; check the head, and remove or rescale the rows that cause it"
+                    )
                 problem = Problem(data, raw, counted, loss, facts, train=seen, before=before)
                 steps = tuple(run_steps(self.steps_in_order(), problem, mode))
         self.report = FitReport(
@@ -174,15 +173,6 @@ class Calibrator(nn.Module, ABC):
     def stand_in(self) -> Calibrator:
         """What joint fitting refits per value of an earlier step: this, or a cheaper method."""
         return copy.deepcopy(self) if self.quick is None else METHODS[self.quick]()
-
-    def check(self) -> None:
-        """Refuses fitted values no fit can give, as a damaged or foreign file may hold them."""
-        if not self.sound():
-            raise InputError(f"{self}: no fit gives such values: the file is damaged")
-
-    def sound(self) -> bool:
-        """Whether the fitted values are such as a fit can give."""
-        return True
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps this calibrator consists of: itself, unless it is a pipeline."""
@@ -270,6 +260,40 @@ class LogitMap(Calibrator):
         return self.map_logits(head_logits(features, head))
 
 
+def with_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
+    """Log-probabilities (n, k) whose predicted class has the given probability (n,).
+
+    The other classes share what is left as they did before. The prediction stays: a confidence that
+    would fall below the runner-up's new share ends just above it, at s / (1 + s) with s the
+    runner-up's share among the others. Confidences of 0 and 1 end just inside.
+    """
+    if logits.shape[1] == 1:
+        return logits
+    top = logits.argmax(1, keepdim=True)
+    others = logits.scatter(1, top, -torch.inf)
+    share = others - others.logsumexp(1, keepdim=True)  # log, (n, k); exact where p_top rounds to 1
+    lowest = share.amax(1).sigmoid() * (1 + NUDGE)
+    highest = 1 - torch.finfo(logits.dtype).eps
+    sure = torch.maximum(confidence.to(logits.dtype), lowest).clamp(max=highest)
+    mapped = (share + torch.log1p(-sure)[:, None]).scatter(1, top, sure.log()[:, None])
+    return keep_prediction(mapped, logits)
+
+
+def keep_prediction(mapped: Tensor, logits: Tensor) -> Tensor:
+    """The mapped logits with the prediction of the given ones.
+
+    For maps that keep the order of a row in exact arithmetic: rounding may tie or swap neighbours.
+    Where another class is predicted then, the one of the given logits is put just ahead of all.
+    """
+    if logits.shape[1] == 1:
+        return mapped
+    top = logits.argmax(1, keepdim=True)
+    best = mapped.amax(1, keepdim=True)
+    ahead = best + NUDGE * best.abs().clamp(min=NUDGE)
+    same = mapped.argmax(1, keepdim=True) == top
+    return mapped.scatter(1, top, torch.where(same, best, ahead))
+
+
 def seen_features(view: str, features: Tensor, head: Head | None) -> Tensor:
     """The features as they are, or "clipped": as the network's own layer gets them after a clip."""
     while view == "clipped" and isinstance(head, Stepped):
@@ -311,11 +335,6 @@ class Pipeline(Calibrator):
         for step in self.steps_in_order():
             head = Stepped(step, head)
         return head(features)
-
-    def check(self) -> None:
-        """Checks every step."""
-        for step in self.steps_in_order():
-            step.check()
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Fits the steps jointly; this is how a pipeline is refitted inside another fit."""

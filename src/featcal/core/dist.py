@@ -30,6 +30,15 @@ def largest(values: Tensor) -> Tensor:
     return _reduced(values, "MAX")
 
 
+def ends(values: Tensor) -> tuple[float, float]:
+    """The smallest and the largest of the values (n,) of all processes."""
+    own = (
+        torch.stack([-values.min(), values.max()]) if len(values) else torch.full((2,), -torch.inf)
+    )
+    lowest, highest = largest(own.double()).tolist()
+    return -lowest, highest
+
+
 def gather(values: Tensor) -> Tensor:
     """The rows of all processes, in rank order; ranks may hold different numbers of rows."""
     if not active():

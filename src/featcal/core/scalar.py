@@ -18,12 +18,13 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Through, stored_logits, unchecked
-from featcal.core.loss import Loss, measure, nll
-from featcal.core.rows import row_curves
+from featcal.core.fit import Loss, measure, nll
 
 Array = NDArray[np.float64]
 Shape = Callable[[Array], Array]  # logarithms -> what the score looks like, up to a tilt
 CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
+
+BLOCK = 2**19  # numbers that go through all the steps of a curve while they are in the cache
 
 STEP = 0.15  # the first step away from a starting point, in log units: about 15 %
 REACH, BEYOND = 0.4, 0.25  # the longest step between known points, and past the last of them
@@ -418,3 +419,38 @@ class _Search:
         else:
             target = b * math.exp(-(b * slope) / (b**2 * bend + b * slope))
         return target if self.low < target < self.high else math.sqrt(b * outward)
+
+
+def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
+    """Value, slope and curvature of each row's NLL in its inverse temperature b = 1/T: (3, n).
+
+    Args:
+        logits: (n, k).
+        labels: (n,).
+        inverse: b, one for all or (n,).
+    """
+    block = max(BLOCK // max(logits.shape[1], 1), 1)
+    if len(logits) > block:
+        parts = [slice(start, start + block) for start in range(0, len(logits), block)]
+        each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
+        pairs = zip(parts, each, strict=True)
+        return torch.cat([row_curves(logits[part], labels[part], b) for part, b in pairs], 1)
+    shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
+    true = shifted.gather(1, labels[:, None])[:, 0]
+    weight = (shifted * (inverse[:, None] if isinstance(inverse, Tensor) else inverse)).exp_()
+    total = weight.sum(1)
+    first = torch.linalg.vecdot(weight, shifted) / total  # mean of the shifted logits under p
+    second = torch.linalg.vecdot(weight, shifted.square_()) / total
+    value = total.log() - inverse * true
+    return torch.stack([value, first - true, (second - first.square()).clamp_(min=0)])
+
+
+def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
+    """Each row's NLL at its own b, (n,), differentiable in b alone.
+
+    The gradient needs the slope and nothing else, so no graph over n x k numbers is kept.
+    """
+    with torch.no_grad():
+        value, slope, _ = row_curves(logits, labels, inverse)
+    surrogate: Tensor = value + slope * (inverse - inverse.detach())
+    return surrogate

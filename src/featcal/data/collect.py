@@ -151,16 +151,12 @@ class Collector:
         found = {path: (entered, given) for path, entered, given in calls}
         if sorted(path for path, *_ in calls) != sorted(paths):
             raise InputError(
-                f"{' and '.join(map(repr, paths))} must run once in a forward pass, and ran "
-                f"{len(calls)} times: name the layer that makes the logits, and only them, with "
-                "head="
+                f"{' and '.join(map(repr, paths))} must run once in a forward pass, not "
+                f"{len(calls)} times: name the layer that makes the logits alone with head="
             )
         entered, given = found[self.path]
         if not isinstance(entered, Tensor):
-            raise InputError(
-                "the last layer takes something else than one tensor by position: name a layer "
-                "that takes its features alone with head="
-            )
+            raise InputError("the last layer takes more than one tensor: name another with head=")
         kept = (find.positions(given, part) for part in find.outputs_in(output))
         place = next((token for token in kept if token is not None), None)
         if place is not None:  # a language model scores every token and keeps one per sample
@@ -174,8 +170,7 @@ class Collector:
         for path, values in zip((paths[0], paths[-1]), (seen.logits, seen.features), strict=True):
             if len(values) != rows:
                 raise InputError(
-                    f"{path!r} works on {len(values)} rows for {rows} labels: name a layer that "
-                    "has one row per sample, with the samples along its first axis"
+                    f"{path!r} has {len(values)} rows for {rows} labels: name one with a row each"
                 )
         return seen
 
@@ -220,20 +215,15 @@ def unpacked(
     Each is a pair, or a mapping with the labels under a usual name, or what `unpack` makes one of.
     """
     if not isinstance(loader, Iterable):
-        raise InputError(
-            f"loader is a {type(loader).__name__}: pass an iterable of (inputs, labels), such as a "
-            "DataLoader over held-out data"
-        )
+        raise InputError(f"loader is a {type(loader).__name__}: pass batches of (inputs, labels)")
     for batch in loader:
         pair = batch if unpack is None else unpack(batch)
         if unpack is None and isinstance(batch, Mapping):
             pair = _of_mapping(model, batch)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            source = "the loader" if unpack is None else "unpack"
-            what = f"{len(pair)} values" if isinstance(pair, (tuple, list)) else type(pair).__name__
             raise InputError(
-                f"{source} gives {what}, and (inputs, labels) or a mapping with labels is "
-                "expected: pass unpack=, such as lambda batch: ((batch[0], batch[1]), batch[2])"
+                f"a batch comes as {type(pair).__name__}, and (inputs, labels) or a mapping with "
+                "labels is expected: pass unpack=, such as lambda batch: (batch[:2], batch[2])"
             )
         inputs, labels = pair
         try:
@@ -241,8 +231,7 @@ def unpacked(
             len(found)  # of a single number a TypeError
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"the labels of a batch are {labels!r:.40}: give one class number per row, and "
-                "batches of rows, such as those of DataLoader(dataset, batch_size=...)"
+                f"the labels of a batch are {labels!r:.40}: give one class number per row"
             ) from error
         yield inputs, found
 

@@ -16,11 +16,11 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from sys import maxsize
-from typing import Any, cast, final
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,18 +31,8 @@ from torch import Tensor
 from featcal.core.batch import CHUNK_ROWS, Batch, Chunked, zero_or_one
 from featcal.core.checks import InputError, Kind
 from featcal.core.files import REMOVE, check_free
-from featcal.data.manifest import SPLIT_NAME
-from featcal.data.pack import Gate, Pack, head_tensors, write_pack
-from featcal.data.tables import (
-    Contents,
-    Reading,
-    about,
-    listed,
-    noted,
-    open_parquet,
-    scored,
-    table_contents,
-)
+from featcal.data.pack import SPLIT_NAME, Gate, Pack, head_tensors, write_pack
+from featcal.data.tables import Contents, about, listed, open_parquet, scored, table_contents
 
 SPLIT_PARTS = ("features", "logits", "probs", "labels")  # the arrays a split may have
 ENDS = tuple(f"_{part}" for part in SPLIT_PARTS)
@@ -93,22 +83,19 @@ def import_files(
     with _contents(paths, label, kind, ignore) as contents:
         meta = dict(contents.meta)  # the manifest has fields of their own for these two
         names = {key: meta.pop(key, "") for key in ("dataset", "model")}
+        source = {"source": "probabilities"} if contents.kind == "probs" else {}
         return write_pack(
             out,
             contents.splits,
             head=contents.head,
             class_names=contents.class_names,
-            meta=meta,
+            meta=source | meta,
             **names,
         )
 
 
 def read_files(
-    paths: Paths,
-    *,
-    label: str = "label",
-    kind: Kind | None = None,
-    ignore: Sequence[str] = (),
+    paths: Paths, *, label: str = "label", kind: Kind | None = None, ignore: Sequence[str] = ()
 ) -> dict[str, Batch]:
     """The same files in memory: one `Batch` per split, by name; logits in float32, as in a pack.
 
@@ -121,17 +108,6 @@ def read_files(
         return {name: next(iter(Chunked(data, rows=maxsize))) for name, data in splits.items()}
 
 
-def import_npz(file: Path | str, out: Path | str) -> Pack:
-    """Writes the arrays of an `.npz` file as a feature pack; one split at a time is in memory.
-
-    Raises:
-        InputError: for a file or an array that cannot be used; nothing is left under `out`.
-    """
-    if Path(file).is_file() and Path(file).suffix.lower() != ".npz":
-        raise InputError(f"{file} is not an .npz file: import_files reads other formats")
-    return import_files(Path(file), out)
-
-
 @contextmanager
 def _contents(
     paths: Paths, label: str, kind: str | None, ignore: Sequence[str]
@@ -139,8 +115,6 @@ def _contents(
     """What the files hold, while they are open; what is wrong with it is said with their names."""
     if kind not in (None, "logits", "probs"):
         raise InputError(f"kind is {kind!r}: give 'logits' or 'probs'")
-    skipped = (ignore,) if isinstance(ignore, str) else tuple(ignore)
-    reading = Reading(label, cast(Kind | None, kind), skipped)
     files = _named_files(paths)
     with about(*(path for _, path in files)), ExitStack() as stack:
         lists = [path for _, path in files if path.suffix.lower() == ".parquet" and _lists(path)]
@@ -150,29 +124,27 @@ def _contents(
             for name, path in files:
                 if tables.setdefault(name, path) is not path:
                     raise InputError(
-                        f"{tables[name]} and {path} are both called {name!r}: give each its split, "
-                        f"as in 'val={path}'"
+                        f"two tables are called {name!r}: give each its split, as in 'val={path}'"
                     )
-            yield table_contents(tables, reading)
+            skipped = [ignore] if isinstance(ignore, str) else ignore
+            yield table_contents(tables, label, cast(Kind | None, kind), skipped)
             return
         table = next((path for name, path in files if (name, path) not in arrays), None)
         if table is not None:
             raise InputError(
-                f"{table} is a table and {arrays[0][1]} holds arrays: import them one by one"
+                f"{table} is a table and {arrays[0][1]} holds arrays: import one at a time"
             )
-        if reading != (Reading(label) if lists else Reading()):
+        if kind or ignore or (label != "label" and not lists):
             raise InputError(
-                "--logits, --probs, --label and --ignore (kind=, label= and ignore= in Python) are "
-                "for tables: the names of arrays say what they are, <split>_logits, <split>_labels"
+                "--logits, --probs, --label and --ignore are for tables: the names of arrays say it"
             )
         owners: dict[str, Path] = {}
         loaders: Loaders = {}
         for name, path in arrays:
-            for key, loader in _opened(stack, name, path, label).items():
+            for bare, loader in _opened(stack, name, path, label).items():
+                key = f"{name}_{bare}" if bare in SPLIT_PARTS else bare
                 if key in owners:
-                    raise InputError(
-                        f"{key} is in {owners[key]} and in {path}: leave one of them out"
-                    )
+                    raise InputError(f"{key} is in {owners[key]} and {path}: leave one out")
                 owners[key], loaders[key] = path, loader
         yield _array_contents(loaders)
 
@@ -214,13 +186,11 @@ def _opened(stack: ExitStack, name: str, path: Path, label: str) -> Loaders:
             # Not numpy.load, which takes what is no archive for a pickle.
             file = stack.enter_context(path.open("rb"))
             archive = stack.enter_context(np.lib.npyio.NpzFile(file))
-            return {_whole_key(key, name): partial(archive.__getitem__, key) for key in archive}
+            return {key: partial(archive.__getitem__, key) for key in archive}
         if suffix == ".safetensors":
             tensors = stack.enter_context(safe_open(path, framework="pt"))
             keys, texts = tensors.keys(), tensors.metadata() or {}
-            loaders: Loaders = {
-                _whole_key(key, name): partial(tensors.get_tensor, key) for key in keys
-            }
+            loaders: Loaders = {key: partial(tensors.get_tensor, key) for key in keys}
             if "class_names" in texts:
                 loaders["class_names"] = lambda: np.array(json.loads(texts["class_names"]))
             if "meta" in texts:
@@ -228,24 +198,18 @@ def _opened(stack: ExitStack, name: str, path: Path, label: str) -> Loaders:
             return loaders
     except DAMAGE as error:
         raise InputError(
-            f"{path} is not {'an' if suffix == '.npz' else 'a'} {suffix} file, or only a part of "
-            f"one ({error}): copy it again or save it anew"
+            f"{path} is no {suffix} file, or a part of one ({error}): copy it again or save it anew"
         ) from error
     if suffix == ".npy":
         if not name.endswith(ENDS) and name not in WHOLE:
             raise InputError(
-                f"{path}: the name {name!r} does not say what the array is: name the files "
-                f"{EXPECTED}; or give the name, as in val_logits={path}"
+                f"{path}: the name {name!r} does not say what the array is: name it val_logits, "
+                f"val_labels, ..., or give the name, as in val_logits={path}"
             )
         # Copy on write: torch takes no array it may not write to, and the file stays as it is.
         return {name: partial(np.lib.format.open_memmap, path, mode="c")}
-    columns = {f"{name}_{part}": part for part in _lists(path)} | {f"{name}_labels": label}
+    columns = {part: part for part in _lists(path)} | {"labels": label}
     return {key: partial(_column, path, column) for key, column in columns.items()}
-
-
-def _whole_key(key: str, split: str) -> str:
-    """The name of an array with its split: a bare one has that of the file."""
-    return f"{split}_{key}" if key in SPLIT_PARTS else key
 
 
 def _lists(path: Path) -> list[str]:
@@ -258,10 +222,7 @@ def _lists(path: Path) -> list[str]:
 def _column(path: Path, name: str) -> Array:
     with open_parquet(path) as file:
         if name not in file.schema_arrow.names:
-            raise InputError(
-                f"{path} has no column {name!r}: name the column of labels with --label "
-                "(label= in Python)"
-            )
+            raise InputError(f"{path} has no column {name!r}: name that of the labels with --label")
         values = file.read(columns=[name]).column(name).to_numpy()
     return np.stack(values) if values.dtype == object else np.array(values)
 
@@ -270,25 +231,18 @@ def _array_contents(loaders: Loaders) -> Contents:
     """What arrays are, by their names alone; those of a split are loaded when it is asked for."""
     keys = list(loaders)
     if not any(key.endswith(ENDS[:3]) for key in keys):
-        raise InputError(
-            "it has neither features nor logits nor probs "
-            f"(found: {listed(keys)}): name the arrays {EXPECTED}"
-        )
+        raise InputError(f"it has no scores (found: {listed(keys)}): name the arrays {EXPECTED}")
     splits = list(dict.fromkeys(key.rpartition("_")[0] for key in keys if key.endswith(ENDS)))
     probs = [split for split in splits if f"{split}_probs" in keys]
     kind: Kind = "probs" if probs else "logits"
     for split in splits:
         parts = [part for part in SPLIT_PARTS[:3] if f"{split}_{part}" in keys]
-        if f"{split}_labels" not in keys:
-            raise InputError(f"{split}_labels is missing: add the labels of split '{split}'")
-        if not parts:
-            raise InputError(
-                f"{split}_labels has no rows to label: add {split}_features or {split}_logits"
-            )
+        if f"{split}_labels" not in keys or not parts:
+            missing = f"{split}_logits or {split}_features" if not parts else f"{split}_labels"
+            raise InputError(f"{missing} is missing: add what split '{split}' lacks")
         if probs and parts != ["probs"]:
             raise InputError(
-                f"{probs[0]}_probs and {split}_{parts[0]} are both there: give the probabilities "
-                "of every split, and nothing else of it, or none"
+                f"{probs[0]}_probs and {split}_{parts[0]} are both there: give probabilities alone"
             )
         if ("features" in parts or "bias" in keys) and "weight" not in keys:
             raise InputError(
@@ -301,20 +255,14 @@ def _array_contents(loaders: Loaders) -> Contents:
         head = _tensor(loaders, "weight"), bias
     texts = {key: _array(loaders, key) for key in ("class_names", "meta") if key in keys}
     names, meta = texts.get("class_names"), cast(Any, None if "meta" in texts else {})
-    if names is not None and (
-        isinstance(names, Tensor) or names.ndim != 1 or names.dtype.kind != "U"
-    ):
-        raise InputError(
-            f"class_names has shape {tuple(names.shape)} and type {names.dtype}: save a list of "
-            "text, one name per class"
-        )
     if "meta" in texts:
         with suppress(TypeError, ValueError):
             meta = json.loads(texts["meta"].item())  # type: ignore[arg-type]
     if not isinstance(meta, dict):
         raise InputError("meta is not a JSON object: save the text json.dumps({...}) gives")
-    data = {split: _Split(loaders, split, kind) for split in splits}
-    return Contents(data, head, None if names is None else names.tolist(), noted(meta, kind))
+    data = {split: _rows(loaders, split, kind) for split in splits}
+    class_names = None if names is None else np.atleast_1d(names).tolist()
+    return Contents(data, head, class_names, meta, kind)
 
 
 def _tensor(loaders: Loaders, key: str) -> Tensor:
@@ -326,8 +274,7 @@ def _tensor(loaders: Loaders, key: str) -> Tensor:
         values = torch.from_numpy(np.asarray(values, values.dtype.newbyteorder("=")))
     if not isinstance(values, Tensor) or values.is_complex() or values.ndim not in (1, 2):
         raise InputError(
-            f"{key} has type {values.dtype} and shape {tuple(values.shape)}: save rows of float16, "
-            "float32 or float64, and labels as integers"
+            f"{key} has type {values.dtype} and shape {tuple(values.shape)}: save rows of numbers"
         )
     return values
 
@@ -339,43 +286,27 @@ def _array(loaders: Loaders, key: str) -> Array | Tensor:
     except InputError:
         raise
     except DAMAGE as error:
-        raise InputError(
-            f"{key} cannot be read ({error}): copy the file again, or save {key} as plain numbers "
-            "or text"
-        ) from error
+        raise InputError(f"{key} cannot be read ({error}): save numbers or text") from error
     return values if isinstance(values, Tensor) else np.asarray(values)
 
 
-@final
-@dataclass(frozen=True)
-class _Split:
+def _rows(loaders: Loaders, split: str, kind: Kind) -> Iterator[Batch]:
     """The rows of one split, loaded when they are asked for and not kept."""
+    keys = {part: f"{split}_{part}" for part in SPLIT_PARTS}
+    values = {part: _tensor(loaders, key) for part, key in keys.items() if key in loaders}
+    labels, features, scores = values["labels"], values.get("features"), values.get(kind)
+    for part, found in values.items():
+        if len(found) != len(labels):
+            raise InputError(f"{keys[part]} has {len(found)} rows and {len(labels)} labels")
+    if scores is None and len(_tensor(loaders, "weight")) == 1:
+        labels = zero_or_one(labels)  # those of a binary loss
+    for start in range(0, len(labels), CHUNK_ROWS):
 
-    loaders: Loaders
-    split: str
-    kind: Kind
+        def place(row: int, start: int = start) -> str:
+            return f"{keys[kind]}, row {start + row},"
 
-    def __iter__(self) -> Iterator[Batch]:
-        keys = {part: f"{self.split}_{part}" for part in SPLIT_PARTS}
-        known = {part: key for part, key in keys.items() if key in self.loaders}
-        values = {part: _tensor(self.loaders, key) for part, key in known.items()}
-        labels, features, scores = values["labels"], values.get("features"), values.get(self.kind)
-        for part, found in values.items():
-            if len(found) != len(labels):
-                raise InputError(
-                    f"{keys[part]} has {len(found)} rows and {keys['labels']} {len(labels)}: give "
-                    "one label per row"
-                )
-        if scores is None and len(_tensor(self.loaders, "weight")) == 1:
-            labels = zero_or_one(labels)  # those of a binary loss
-        for start in range(0, len(labels), CHUNK_ROWS):
-            rows = slice(start, start + CHUNK_ROWS)
-            batch = Batch(None, labels[rows])
-            if scores is not None:
-                place = partial(_place, keys[self.kind], start)
-                batch = scored(self.kind, scores[rows], labels[rows], place)
-            yield replace(batch, features=None if features is None else features[rows])
-
-
-def _place(key: str, start: int, row: int) -> str:
-    return f"{key}, row {start + row},"
+        rows = slice(start, start + CHUNK_ROWS)
+        batch = Batch(None, labels[rows])
+        if scores is not None:
+            batch = scored(kind, scores[rows], labels[rows], place)
+        yield replace(batch, features=None if features is None else features[rows])

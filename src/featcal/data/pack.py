@@ -2,17 +2,19 @@
 
 A pack is a directory with `manifest.json`, `head.safetensors` (weight, bias) and the shards
 `<split>-00000.safetensors` (labels, and features or logits or both). Nothing in it is a pickle.
-What goes in is checked by `Gate`, batch by batch; what comes out is checked by `Pack.open`, once.
+What goes in is checked by `Gate`, batch by batch; what comes out is checked by `Pack.open`, once:
+the manifest for what the files cannot tell, and the header of every file against it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -22,23 +24,23 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.core.batch import CHUNK_ROWS, Batch, Data, wide
-from featcal.core.checks import InputError, check_batch, check_same
+from featcal.core.checks import InputError, check_batch, check_same, check_whole
 from featcal.core.files import new_file, new_folder
 from featcal.core.progress import track
-from featcal.data.manifest import (
-    FLOATS,
-    HEAD,
-    INTEGERS,
-    MANIFEST,
-    REMEDY,
-    SPLIT_NAME,
-    TENSORS,
-    Manifest,
-    Part,
-    read_manifest,
-)
 from featcal.heads.head import linear_of
 
+FORMAT = "featcal.pack"
+VERSION = 1
+MANIFEST = "manifest.json"
+HEAD = "head.safetensors"
+REMEDY = "copy the pack again or make it anew"
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_]+")
+# Neither a slash nor a leading dot can appear: a manifest never points outside its own folder.
+FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
+# The type of each tensor in the manifest, and the same type in a safetensors header.
+FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
+INTEGERS = {"uint8": "U8", "int16": "I16", "int32": "I32", "int64": "I64"}
+TENSORS = {"features": FLOATS, "labels": INTEGERS, "logits": FLOATS}
 SHARD_ROWS = 65_536
 DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
 
@@ -68,7 +70,7 @@ class PackSplit:
         for shard in self.manifest.splits[self.name]:
             with _opened(self.path / shard.file) as file:
                 stored = {name: file.get_slice(name) for name in self.manifest.dtypes}
-                for start in range(0, shard.rows or 0, CHUNK_ROWS):
+                for start in range(0, shard.rows, CHUNK_ROWS):
                     # Views of the mapped file until they are widened.
                     chunk = {key: part[start : start + CHUNK_ROWS] for key, part in stored.items()}
                     features, logits = chunk.get("features"), chunk.get("logits")
@@ -101,17 +103,15 @@ class Pack:
         """
         path = Path(path)
         if not (path / MANIFEST).is_file():
-            why = ": it is a file, not a folder" if path.exists() else ": it does not exist"
-            remedy = '; make one with "featcal pack import FILE... -o DIR"'
+            why = f"it is not a folder with a {MANIFEST}" if path.exists() else "it does not exist"
+            remedy = 'make one with "featcal pack import FILE... -o DIR"'
             if path.suffix == ".npz":
                 command = f"import {shlex.quote(str(path))} -o {shlex.quote(path.stem)}"
-                remedy = f'; import it with "featcal pack {command}"'
+                remedy = f'import it with "featcal pack {command}"'
             elif (path / "pack" / MANIFEST).is_file():  # where `featcal train` leaves it
-                why, remedy = ", but the folder of a run", f": give {path / 'pack'}"
-            elif path.is_dir():
-                why = f": it has no {MANIFEST}"
-            raise InputError(f"{path} is not a feature pack{why}{remedy}")
-        manifest = read_manifest(path / MANIFEST)
+                why, remedy = "it is the folder of a run", f"give {path / 'pack'}"
+            raise InputError(f"{path} is not a feature pack: {why}; {remedy}")
+        manifest = _read_manifest(path / MANIFEST)
         classes, features = manifest.classes, manifest.features
         if manifest.head is not None:
             floats = "/".join(FLOATS.values())
@@ -194,6 +194,124 @@ def demo_pack() -> Pack:
     return Pack.open(DEMO)
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a pack: its name, its size, its sha256; and its rows when it is a shard."""
+
+    file: str
+    bytes: int
+    sha256: str
+    rows: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The part as the manifest writes it; a head has no rows."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a pack holds.
+
+    Attributes:
+        dataset: the name of the data set, or "".
+        model: the name of the network, or "".
+        class_names: one name per class, or None.
+        features: d, or None when only logits are stored.
+        classes: k.
+        dtypes: the stored tensors (of features, labels, logits) and their types.
+        meta: anything else worth keeping, as JSON.
+        head: the file of the linear head, or None.
+        splits: the shards of every split, in order.
+    """
+
+    dataset: str
+    model: str
+    class_names: tuple[str, ...] | None
+    features: int | None
+    classes: int
+    dtypes: dict[str, str]
+    meta: dict[str, Any]
+    head: Part | None
+    splits: dict[str, tuple[Part, ...]]
+
+    def __post_init__(self) -> None:
+        texts = {"dataset": self.dataset, "model": self.model}
+        texts |= {f"class_names[{i}]": name for i, name in enumerate(self.class_names or ())}
+        for what, value in texts.items():
+            if not isinstance(value, str):
+                raise InputError(f"{what} is {value!r}: it must be text")
+
+    def rows(self, split: str) -> int:
+        """The rows of one split."""
+        return sum(shard.rows for shard in self.splits[split])
+
+    def parts(self) -> list[Part]:
+        """Every file beside the manifest."""
+        shards = [shard for shards in self.splits.values() for shard in shards]
+        return shards if self.head is None else [self.head, *shards]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as it is written."""
+        head = None if self.head is None else self.head.to_json()
+        splits = {
+            name: {"rows": self.rows(name), "shards": [shard.to_json() for shard in shards]}
+            for name, shards in self.splits.items()
+        }
+        fields = {**asdict(self), "head": head, "splits": splits}
+        return {"format": FORMAT, "version": VERSION, **fields}
+
+
+def _read_manifest(path: Path) -> Manifest:
+    """A manifest that agrees with itself; `Pack.open` compares its numbers with the files."""
+    try:
+        table = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not valid JSON ({error}): {REMEDY}") from error
+    found = table.get("format") if isinstance(table, dict) else None
+    if found != FORMAT:
+        raise InputError(f'{path} is no manifest of a pack: its "format" is {json.dumps(found)}')
+    if table.get("version") != VERSION:
+        raise InputError(
+            f"{path} has version {table.get('version')}, and {VERSION} is read here: update featcal"
+        )
+
+    def part(entry: dict[str, Any]) -> Part:
+        if not FILE_NAME.fullmatch(entry["file"]):
+            raise ValueError(f"{entry['file']!r} is not the plain name of a .safetensors file")
+        return Part(entry["file"], entry["bytes"], entry["sha256"], entry.get("rows", 0))
+
+    try:
+        head, names, dtypes = table["head"], table["class_names"], dict(table["dtypes"])
+        manifest = Manifest(
+            class_names=None if names is None else tuple(names),
+            dtypes=dtypes,
+            head=None if head is None else part(head),
+            splits={key: tuple(map(part, one["shards"])) for key, one in table["splits"].items()},
+            **{key: table[key] for key in ("dataset", "model", "features", "classes", "meta")},
+        )
+        rows = {key: one["rows"] for key, one in table["splits"].items()}
+        files = [one.file for one in manifest.parts()]
+        known = all(dtype in TENSORS[name] for name, dtype in dtypes.items())
+        named = names is None or len(names) == manifest.classes
+        for holds, what in (
+            (named, '"class_names" must name every class'),
+            (isinstance(manifest.meta, dict), '"meta" is no object'),
+            (known and "labels" in dtypes and len(dtypes) > 1, f'"dtypes" is {dtypes}'),
+            ((manifest.features is None) == ("features" not in dtypes), '"features" is misleading'),
+            (files and len(set(files)) == len(files), "it names no file, or one twice"),
+            (rows == {key: manifest.rows(key) for key in rows}, '"rows" disagree with the shards'),
+        ):
+            if not holds:
+                raise ValueError(what)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is damaged ({error}): {REMEDY}") from error
+    return manifest
+
+
 def sha256(path: Path) -> str:
     """The sha256 of a file, in hexadecimal."""
     try:
@@ -203,15 +321,12 @@ def sha256(path: Path) -> str:
         raise InputError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path) -> Any:  # noqa: ANN401 - safetensors has no types
     """A safetensors file; what is wrong with it is an InputError that names it."""
     try:
-        file = safe_open(path, framework="pt")
+        return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} cannot be read ({error}): {REMEDY}") from error
-    with file as opened:
-        yield opened
 
 
 def _check_file(folder: Path, part: Part, expected: Expected) -> None:
@@ -221,9 +336,7 @@ def _check_file(folder: Path, part: Part, expected: Expected) -> None:
         raise InputError(f"{path} is missing, or has not its {part.bytes} bytes: {REMEDY}")
     with _opened(path) as file:
         stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-        found: Expected = {
-            key: (tuple(one.get_shape()), one.get_dtype()) for key, one in stored.items()
-        }
+        found = {key: (tuple(one.get_shape()), one.get_dtype()) for key, one in stored.items()}
     fits = found.keys() == expected.keys() and all(
         shape == expected[key][0] and dtype in expected[key][1].split("/")
         for key, (shape, dtype) in found.items()
@@ -234,7 +347,7 @@ def _check_file(folder: Path, part: Part, expected: Expected) -> None:
             for tensors in (found, expected)
         )
         raise InputError(
-            f"{path} disagrees with the manifest: it holds {said}, not {wanted}; {REMEDY}"
+            f"{path} disagrees with the manifest: it has {said}, not {wanted}; {REMEDY}"
         )
 
 
@@ -267,8 +380,7 @@ def write_pack(
     Raises:
         InputError: for data no fit could use, by split, row and value; and for an unusable `path`.
     """
-    check_splits(splits, shard_rows)
-    about = described(dataset, model, class_names, meta)
+    about = described(splits, shard_rows, dataset, model, class_names, meta)
     gate = Gate(None if head is None else head_tensors(head), about.class_names)
     with new_folder(path) as folder:
         shards: dict[str, list[Part]] = {}
@@ -281,91 +393,66 @@ def write_pack(
     return Pack.open(path)
 
 
-def check_splits(splits: Mapping[str, object], shard_rows: int) -> None:
-    """Refuses names of splits no pack can have, and shards of no rows."""
+def described(
+    splits: Mapping[str, object],
+    shard_rows: int,
+    dataset: str,
+    model: str,
+    class_names: Iterable[str] | None,
+    meta: Mapping[str, Any] | None,
+) -> Manifest:
+    """A manifest of no files yet, in the words of whoever makes the pack; refused if unusable."""
     if not splits:
         raise InputError("splits is empty: give at least one, such as {'val': batches}")
     for name in splits:
         if not isinstance(name, str) or not SPLIT_NAME.fullmatch(name):
             raise InputError(f"split name {name!r}: use letters, digits and _ only")
-    if shard_rows < 1:
-        raise InputError(f"shard_rows is {shard_rows}: it must be at least 1")
-
-
-def described(
-    dataset: object,
-    model: object,
-    class_names: Iterable[str] | None,
-    meta: Mapping[str, Any] | None,
-) -> Manifest:
-    """A manifest of no files yet, in the words of whoever makes the pack."""
-    for name, value in (("dataset", dataset), ("model", model)):
-        if not isinstance(value, str):
-            raise InputError(f"{name} is {value!r}: it must be text")
+    check_whole("pack", 1, shard_rows=shard_rows)
     names = None if class_names is None else tuple(class_names)
-    if isinstance(class_names, str) or not all(isinstance(name, str) for name in names or ()):
-        raise InputError("class_names must be a list of text: give one name per class")
     try:
         kept = json.loads(json.dumps(dict(meta or {}), allow_nan=False))
     except (TypeError, ValueError) as error:
         raise InputError(f"meta cannot be written as JSON ({error}): remove that value") from error
-    return Manifest(str(dataset), str(model), names, None, 0, {}, kept, None, {})
+    return Manifest(dataset, model, names, None, 0, {}, kept, None, {})
 
 
 def head_tensors(head: HeadLike) -> dict[str, Tensor]:
     """Weight (k, d) and bias (k,) of a head, checked against each other; zeros for no bias."""
-    pair = (head.weight, head.bias) if isinstance(head, nn.Linear) else head
-    weight, bias = pair if isinstance(pair, tuple) and len(pair) == 2 else (None, None)
-    if isinstance(weight, Tensor) and bias is None:
-        bias = torch.zeros(weight.shape[:1], dtype=weight.dtype)
-    shapes = [tuple(part.shape) for part in (weight, bias) if isinstance(part, Tensor)]
-    if (
-        weight is None
-        or bias is None
-        or len(shapes) < 2
-        or shapes != [weight.shape, (len(weight),)]
-    ):
+    given: object = (head.weight, head.bias) if isinstance(head, nn.Linear) else head
+    pair = list(given) if isinstance(given, tuple) else []
+    if len(pair) == 2 and pair[1] is None and isinstance(pair[0], Tensor):
+        pair[1] = torch.zeros(pair[0].shape[:1], dtype=pair[0].dtype)
+    shapes = [tuple(part.shape) for part in pair if isinstance(part, Tensor)]
+    if [len(shape) for shape in shapes] != [2, 1] or shapes[0][:1] != shapes[1]:
         raise InputError(
             f"head is a {type(head).__name__} of tensors of shapes {shapes}: give an nn.Linear, or "
             "weight (classes, features) and bias (classes,)"
         )
-    values = {"weight": weight, "bias": bias}
+    values: dict[str, Tensor] = dict(zip(("weight", "bias"), pair, strict=True))
     for name, part in values.items():
         if _dtype(part) not in FLOATS or not bool(torch.isfinite(part.float()).all()):
             raise InputError(
-                f"head {name} has type {_dtype(part)}, or is NaN or infinite in float32: give a "
-                f"trained head of {', '.join(FLOATS)}"
+                f"head {name} has type {_dtype(part)}, or is NaN or infinite: give a trained head"
             )
         part = part.detach().cpu().clone(memory_format=torch.contiguous_format)
         # A sigmoid's one row: class 0 gets the logit 0, as everywhere.
-        values[name] = part if len(weight) > 1 else torch.cat([torch.zeros_like(part), part])
+        values[name] = part if len(pair[0]) > 1 else torch.cat([torch.zeros_like(part), part])
     return values
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The columns and types of the stored tensors: d or None, k, and a type per tensor."""
+def layout_of(batch: Batch, classes: int) -> dict[str, Any]:
+    """The columns and types of the tensors of a batch, as a manifest has them.
 
-    features: int | None
-    classes: int
-    dtypes: dict[str, str]
-
-    @classmethod
-    def of(cls, batch: Batch, classes: int) -> Layout:
-        """The layout of one batch; labels take the smallest type that holds every class."""
-        features, logits = batch.features, batch.logits
-        fits = (name for name in INTEGERS if torch.iinfo(getattr(torch, name)).max >= classes - 1)
-        dtypes = {} if features is None else {"features": _dtype(features)}
-        dtypes["labels"] = next(fits)
-        if logits is not None:
-            classes, dtypes["logits"] = logits.shape[1], _dtype(logits)
-        return cls(None if features is None else features.shape[1], classes, dtypes)
-
-    def __str__(self) -> str:
-        columns = {"features": self.features, "logits": self.classes}
-        stored = [name for name in columns if name in self.dtypes]
-        return " and ".join(f"{self.dtypes[name]} {name} (n, {columns[name]})" for name in stored)
+    Labels take the smallest type that holds every class.
+    """
+    features, logits = batch.features, batch.logits
+    fits = (name for name in INTEGERS if torch.iinfo(getattr(torch, name)).max >= classes - 1)
+    dtypes = {} if features is None else {"features": _dtype(features)}
+    dtypes["labels"] = next(fits)
+    if logits is not None:
+        classes, dtypes["logits"] = logits.shape[1], _dtype(logits)
+    columns = None if features is None else features.shape[1]
+    return {"features": columns, "classes": classes, "dtypes": dtypes}
 
 
 @final
@@ -381,11 +468,7 @@ class Gate:
 
     head: dict[str, Tensor] | None
     class_names: Sequence[str] | None
-    layout: Layout | None = None
-
-    def __post_init__(self) -> None:
-        if self.layout is not None:
-            self._check_names(self.layout.classes)
+    layout: dict[str, Any] | None = None
 
     def checked(self, name: str, data: Batch | Data, *, first_row: int = 0) -> Iterator[Batch]:
         """The batches of one split, from a row on, in the types they are stored in.
@@ -394,10 +477,6 @@ class Gate:
             InputError: with the name of the split in front; also for a split without rows.
         """
         batches = [data] if isinstance(data, Batch) else data
-        if not isinstance(batches, Iterable):
-            raise InputError(
-                f"split '{name}': data is {type(data).__name__}: pass a Batch or a list of Batches"
-            )
         rows = first_row
         for batch in batches:
             try:
@@ -412,7 +491,7 @@ class Gate:
     def save(self, folder: Path, split: str, number: int, batches: list[Batch]) -> Part:
         """Writes checked batches as one shard."""
         assert self.layout is not None
-        dtypes = self.layout.dtypes
+        dtypes = self.layout["dtypes"]
         tensors = {key: torch.cat([getattr(part, key) for part in batches]) for key in dtypes}
         tensors["labels"] = tensors["labels"].to(getattr(torch, dtypes["labels"]))
         path = folder / f"{split}-{number:05d}.safetensors"
@@ -423,14 +502,8 @@ class Gate:
     ) -> Manifest:
         """The manifest of a pack of these files."""
         assert self.layout is not None  # every split has a row by now
-        return replace(
-            about,
-            features=self.layout.features,
-            classes=self.layout.classes,
-            dtypes=self.layout.dtypes,
-            head=head,
-            splits={split: tuple(parts) for split, parts in shards.items()},
-        )
+        splits = {split: tuple(parts) for split, parts in shards.items()}
+        return replace(about, **self.layout, head=head, splits=splits)
 
     def _checked(self, batch: Batch, first_row: int) -> Batch:
         """The batch on the CPU, labels in int64 and logits no wider than they are read."""
@@ -453,49 +526,38 @@ class Gate:
             narrow = torch.float32 if logits.dtype == torch.float64 else logits.dtype
             logits = logits.detach().to("cpu", narrow)
         batch = Batch(logits, labels, None if features is None else features.detach().cpu())
-        layout = self.layout or self._first(batch)
-        check_batch(batch, classes=layout.classes, first_row=first_row)
-        found = Layout.of(batch, layout.classes)
+        layout = self.layout or layout_of(batch, self._classes(batch))
+        classes, names = layout["classes"], self.class_names
+        if names is not None and len(names) != classes:
+            raise InputError(f"{len(names)} class_names for {classes} classes: name each once")
+        check_batch(batch, classes=classes, first_row=first_row)
+        found = layout_of(batch, classes)
         if found != layout:
-            raise InputError(
-                f"{found} after {layout}: all batches of a pack must store the same tensors"
-            )
+            raise InputError(f"{found} after {layout}: all batches must hold the same tensors")
         self.layout = layout
         return batch
 
-    def _first(self, batch: Batch) -> Layout:
-        """The layout the first batch sets, once it agrees with the head and the class names."""
+    def _classes(self, batch: Batch) -> int:
+        """How many classes the first batch has, once it agrees with the head."""
         features, logits = batch.features, batch.logits
         if self.head is None:
             if logits is None:
                 raise InputError("the batch has no logits: add them, or pass features and the head")
-            classes = logits.shape[1]
-        else:
-            weight, bias = self.head["weight"], self.head["bias"]
-            classes, columns = weight.shape
-            if features is None:
-                raise InputError(
-                    "the batch has no features for the head: add them or leave the head out"
-                )
-            d = features.shape[1]
-            if columns != d:
-                turned = "it is transposed, give weight.T" if classes == d else "it is not theirs"
-                raise InputError(
-                    f"head weight has shape {tuple(weight.shape)} and the features have {d} "
-                    f"columns: it must be (classes, {d}); {turned}"
-                )
-            if logits is not None:  # the head must be the one that made them
-                few = features[:64].double()
-                check_same(few @ weight.double().T + bias.double(), logits[:64])
-        self._check_names(classes)
-        return Layout.of(batch, classes)
-
-    def _check_names(self, classes: int) -> None:
-        if self.class_names is not None and len(self.class_names) != classes:
+            return logits.shape[1]
+        weight, bias = self.head["weight"], self.head["bias"]
+        if features is None:
+            raise InputError("the batch has no features for the head: add them, or leave it out")
+        classes, d = len(weight), features.shape[1]
+        if weight.shape[1] != d:
+            turned = "it is transposed, give weight.T" if classes == d else "it is not theirs"
             raise InputError(
-                f"{len(self.class_names)} class_names for {classes} classes: give one name per "
-                "class"
+                f"head weight has shape {tuple(weight.shape)} and the features have {d} "
+                f"columns: it must be (classes, {d}); {turned}"
             )
+        if logits is not None:  # the head must be the one that made them
+            few = features[:64].double()
+            check_same(few @ weight.double().T + bias.double(), logits[:64])
+        return classes
 
 
 def grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
@@ -514,7 +576,7 @@ def grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
         yield group
 
 
-def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int | None = None) -> Part:
+def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int = 0) -> Part:
     """Writes tensors to a file that appears whole or not at all."""
     with _whole_file(path) as temporary:
         save_file(tensors, temporary)
@@ -533,10 +595,7 @@ def _whole_file(path: Path) -> Iterator[Path]:
         with new_file(path, overwrite=True) as temporary:
             yield temporary
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"output {path.name} cannot be written ({error}): free some space or choose another "
-            "folder"
-        ) from error
+        raise InputError(f"output {path.name} cannot be written: {error}") from error
 
 
 def _dtype(values: Tensor) -> str:

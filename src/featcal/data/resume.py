@@ -31,8 +31,7 @@ from featcal.core.fit import undisturbed
 from featcal.core.progress import ROWS, shown, tell
 from featcal.data import pack
 from featcal.data.collect import Collector, Unpack, rows_expected, unpacked
-from featcal.data.manifest import HEAD, MANIFEST, Part
-from featcal.data.pack import Gate, Layout, Pack
+from featcal.data.pack import HEAD, MANIFEST, Gate, Pack, Part
 
 VERSION = 1
 PARTIAL = ".partial"
@@ -76,18 +75,17 @@ def collect_pack(
         meta: anything else worth keeping, as JSON.
         shard_rows: rows of a full shard, and what a kill costs at most.
     """
-    pack.check_splits(loaders, shard_rows)
     for split, loader in loaders.items():
         batches = getattr(loader, "batch_sampler", None)
         samplers = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
         if any(isinstance(sampler, SHUFFLING) for sampler in samplers):
             raise InputError(
-                f"the loader of split {split!r} shuffles, and a killed run could not go on with "
-                "it: make it with shuffle=False"
+                f"the loader of split {split!r} shuffles, and could not go on: give shuffle=False"
             )
     extra = {} if layer is None else {"layer": layer}
     called = type(model).__name__ if name is None else name
-    about = pack.described(dataset, called, class_names, {**(meta or {}), **extra})
+    meta = {**(meta or {}), **extra}
+    about = pack.described(loaders, shard_rows, dataset, called, class_names, meta)
     rows = {split: rows_expected(loader) for split, loader in loaders.items()}
     settings = {"rows": rows, "shard_rows": shard_rows, "head": head, "layer": layer}
     collector = Collector(model, head, layer, unpack)
@@ -129,14 +127,14 @@ class Partial:
 
     folder: Path
     settings: dict[str, Any]
-    layout: Layout | None = None
+    layout: dict[str, Any] | None = None
     head: Part | None = None
     shards: dict[str, list[Part]] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
 
     def rows(self, split: str) -> int:
         """Rows of a split that are safe on disk."""
-        return sum(part.rows or 0 for part in self.shards.get(split, []))
+        return sum(part.rows for part in self.shards.get(split, []))
 
     def note(self) -> None:
         """Writes the journal."""
@@ -178,12 +176,8 @@ def opened(path: Path | str, settings: dict[str, Any]) -> Iterator[Partial | Non
         partial = Partial(folder, settings)
         if (folder / JOURNAL).exists():
             partial = _read(folder)
-            for key, value in settings.items():
-                if partial.settings.get(key) != value:
-                    partial.refuse(
-                        f"it was begun with {key} {partial.settings.get(key)!r} and now it is "
-                        f"{value!r}"
-                    )
+            if partial.settings != settings:
+                partial.refuse(f"it was begun with {partial.settings}, and now it is {settings}")
         _clear(partial)
         try:
             yield partial
@@ -206,11 +200,11 @@ def _read(folder: Path) -> Partial:
         state = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
         if state["version"] != VERSION:
             raise ValueError(f"it has version {state['version']}, not {VERSION}")
-        layout, head, shards = state["layout"], state["head"], state["shards"]
+        head, shards = state["head"], state["shards"]
         return Partial(
             folder,
             state["settings"],
-            None if layout is None else Layout(**layout),
+            state["layout"],
             None if head is None else Part(**head),
             {name: [Part(**part) for part in parts] for name, parts in shards.items()},
             state["whole"],

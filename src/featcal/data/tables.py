@@ -11,13 +11,14 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,9 @@ from torch import Tensor
 from featcal.core.batch import CHUNK_ROWS, PROBS_SLACK, Batch, Data, stored_logits
 from featcal.core.checks import InputError, Kind, check_probs
 from featcal.core.progress import tell
-from featcal.data.manifest import SPLIT_NAME
+from featcal.data.pack import SPLIT_NAME
 
-BLOCK_CELLS = 2**22  # 32 MiB of numbers
+BLOCK_CELLS = 2**20  # of a table in memory at a time
 WHOLE_ROWS = 8  # from here on a column of distinct whole numbers is taken for row numbers
 PREFIXED = re.compile(r"(logit|prob)s?_(.+)", re.DOTALL)
 ALONE = re.compile(r"(logit|prob)s?")  # a binary model's one column may have this name alone
@@ -37,6 +38,8 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers that pandas add
 BOOLEANS = {"false": 0, "False": 0, "FALSE": 0, "true": 1, "True": 1, "TRUE": 1}
 
 Numbers = npt.NDArray[np.float64]
+# Some rows: finite scores (n, k), labels without blanks around them, names such as "line 7".
+Block = tuple[Numbers, list[str], list[str]]
 
 
 class Contents(NamedTuple):
@@ -47,25 +50,19 @@ class Contents(NamedTuple):
         head: weight (k, d) and bias (k,) of the last layer, or None.
         class_names: one name per class, or None.
         meta: anything else worth keeping, as JSON.
+        kind: what the scores are.
     """
 
     splits: Mapping[str, Data]
     head: tuple[Tensor, Tensor | None] | None
     class_names: Sequence[str] | None
     meta: dict[str, Any]
+    kind: Kind
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What the caller says of the columns: the labels', the kind of the others, those to skip."""
-
-    label: str = "label"
-    kind: Kind | None = None
-    ignore: tuple[str, ...] = ()
-
-
-def table_contents(tables: Mapping[str, Path], reading: Reading) -> Contents:
+def table_contents(
+    tables: Mapping[str, Path], label: str, kind: Kind | None, ignore: Sequence[str]
+) -> Contents:
     """The tables of all splits; classes have the order of the first one.
 
     Raises:
@@ -73,154 +70,115 @@ def table_contents(tables: Mapping[str, Path], reading: Reading) -> Contents:
     """
     names = {split: _column_names(path) for split, path in tables.items()}
     everything = [name for found in names.values() for name in found]
-    for pattern in reading.ignore:
-        if not any(_ignored(name, (pattern,)) for name in everything):
+    skipped: set[str] = set()
+    for pattern in ignore:  # a name, or a pattern such as "feature_*"
+        found = {name for name in everything if name == pattern or fnmatchcase(name, pattern)}
+        if not found:
             raise InputError(f"no column is called {pattern!r}: choose of {listed(everything)}")
-    splits: dict[str, _Table] = {}
+        skipped |= found
+    splits: dict[str, Iterator[Batch]] = {}
     for split, path in tables.items():
         with about(path):
             if not SPLIT_NAME.fullmatch(split):
+                raise InputError(f"{split!r} cannot name a split: give one, as in 'val={path}'")
+            kept = [name for name in names[split] if name not in skipped]
+            own, scores, told = _recognised(kept, label, kind)
+            if not splits:
+                first, shared, classes = path, own, scores
+            if (own, scores.keys()) != (shared, classes.keys()):
+                odd = sorted({*scores.values()} ^ {*classes.values()})
                 raise InputError(
-                    f"{split!r} cannot be the name of a split: give one, as in 'val={path}'"
+                    f"its scores are not those of {first} ({listed(odd)} in one of them alone)"
                 )
-            table = _Table.of(path, names[split], reading)
-            first = next(iter(splits.values()), table)
-            if (table.kind, table.scores.keys()) != (first.kind, first.scores.keys()):
-                odd = sorted({*table.scores.values()} ^ {*first.scores.values()})
-                raise InputError(
-                    f"its scores are not those of {first.path} ({listed(odd)} in one of them "
-                    "alone): give every split the same columns"
-                )
-            splits[split] = replace(
-                table, scores={name: table.scores[name] for name in first.scores}
-            )
-    classes = list(first.scores)
-    return Contents(splits, None, None if len(classes) == 1 else classes, noted({}, first.kind))
+            ordered = {name: scores[name] for name in classes}
+            splits[split] = _rows(path, own, ordered, label, told=told)
+    return Contents(splits, None, None if len(classes) == 1 else [*classes], {}, shared)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The rows of one table as Data, read from the file on every pass.
+def _recognised(
+    kept: Sequence[str], label: str, kind: Kind | None
+) -> tuple[Kind, dict[str, str], bool]:
+    """What the columns of a table are, by their names alone.
 
-    Attributes:
-        path: the file.
-        kind: of its scores.
-        scores: the column of every class, by the name of the class.
-        label: the column of the labels.
-        told: whether the names of the columns say the kind, so that all others are known.
+    Returns:
+        the kind of the scores, the column of every class by the name of the class, and whether the
+        columns say the kind, so that all others are known.
     """
+    scores = [name for name in kept if name != label]
+    if label not in kept:
+        raise InputError(
+            f"it has no column {label!r} (found: {listed(kept)}): name it with --label (label=)"
+        )
+    if "" in kept:
+        raise InputError("a column has no name (of row numbers?): leave it out with --ignore ''")
+    if not scores:
+        raise InputError(f"it has no column but {kept[0]!r}: add the scores, one per class")
+    matches = [PREFIXED.fullmatch(name) for name in scores]
+    if len(scores) == 1:
+        matches = [matches[0] or ALONE.fullmatch(scores[0])]
+    kinds = [None if match is None else cast(Kind, f"{match[1]}s") for match in matches]
+    told = next((one for one in kinds if one is not None), None)
+    found = told or kind
+    if found is None:
+        raise InputError(
+            f"nothing says whether {listed(scores, at_most=3)} are logits or probabilities: say "
+            "--logits or --probs (kind= in Python), or name the columns logit_... or prob_..."
+        )
+    others = [name for name, one in zip(scores, kinds, strict=True) if one != told]
+    if others:
+        flags = " ".join(f"--ignore {name}" for name in others[:3])
+        raise InputError(
+            f"the columns {listed(others)} are not named as {told} and others are: leave them "
+            f"out with {flags} (ignore= in Python; patterns such as 'feature_*' will do)"
+        )
+    if kind not in (None, found):
+        raise InputError(f"the columns are named as {found}: do not call them {kind}")
+    columns = {PREFIXED.sub(r"\2", name) if told else name: name for name in scores}
+    if len(columns) < len(scores) or kept.count(label) > 1:
+        raise InputError(f"two of the columns {listed(kept)} name one class: rename one")
+    return found, columns, told is not None
 
-    path: Path
-    kind: Kind
-    scores: dict[str, str]
-    label: str
-    told: bool
 
-    @classmethod
-    def of(cls, path: Path, names: Sequence[str], reading: Reading) -> _Table:
-        """Tells the columns apart by their names; the remedy is an option or a better name."""
-        kept = [name for name in names if not _ignored(name, reading.ignore)]
-        scores = [name for name in kept if name != reading.label]
-        if reading.label not in kept:
-            raise InputError(
-                f"it has no column {reading.label!r} (found: {listed(kept)}): name the column of "
-                "labels with --label (label= in Python)"
-            )
-        if "" in kept:
-            raise InputError(
-                "a column has no name (row numbers, as pandas writes them?): leave it out when "
-                "saving, index=False, or with --ignore '' (ignore=[''] in Python)"
-            )
-        if not scores:
-            raise InputError(f"it has no column but {kept[0]!r}: add the scores, one per class")
-        matches = [PREFIXED.fullmatch(name) for name in scores]
-        if len(scores) == 1:
-            matches = [matches[0] or ALONE.fullmatch(scores[0])]
-        kinds = [None if match is None else cast(Kind, f"{match[1]}s") for match in matches]
-        told = next((one for one in kinds if one is not None), None)
-        kind = told or reading.kind
-        if kind is None:
-            raise InputError(
-                f"nothing says whether {listed(scores, at_most=3)} are logits or probabilities: "
-                "say --logits or --probs (kind='logits' or kind='probs' in Python), or begin the "
-                "names of the columns with logit_ or prob_"
-            )
-        others = [name for name, one in zip(scores, kinds, strict=True) if one != told]
-        if others:
-            flags = " ".join(f"--ignore {name}" for name in others[:3])
-            raise InputError(
-                f"the columns {listed(others)} are not named as {kind} and others are: leave them "
-                f"out with {flags} (ignore= in Python; patterns such as 'feature_*' will do)"
-            )
-        if reading.kind not in (None, kind):
-            raise InputError(f"the columns are named as {kind}: do not call them {reading.kind}")
-        columns = {PREFIXED.sub(r"\2", name) if told else name: name for name in scores}
-        if len(columns) < len(scores) or kept.count(reading.label) > 1:
-            raise InputError(
-                f"two of the columns {listed(kept)} have one name, or name one class, as logit_ "
-                "and logits_: rename one"
-            )
-        return cls(path, kind, columns, reading.label, told=told is not None)
-
-    def __iter__(self) -> Iterator[Batch]:
-        known, classes = list(self.scores) if len(self.scores) > 1 else ["0", "1"], self._classes()
-        blocks = _parquet_blocks if self.path.suffix.lower() == ".parquet" else _csv_blocks
-        rows = max(1, min(CHUNK_ROWS, BLOCK_CELLS // len(self.scores)))
-        with about(self.path):
-            read = blocks(self.path, list(self.scores.values()), self.label, rows)
-            for number, block in enumerate(read):
-                if number == 0 and not self.told:
-                    self._check_row_numbers(block.values)
-                odd = next(
-                    (row for row, text in enumerate(block.labels) if text not in classes), -1
-                )
-                if odd >= 0:
+def _rows(
+    path: Path, kind: Kind, scores: dict[str, str], label: str, *, told: bool
+) -> Iterator[Batch]:
+    """The rows of one table, a block at a time."""
+    names = list(scores)
+    counted = [str(number) for number in range(max(len(names), 2))]
+    # The class of every label text: names as in the header, and numbers where those differ. A
+    # number could mean another class than the one that has it for a name.
+    classes = {text: i for i, one in enumerate(counted) for text in (one, f"{one}.0")}
+    if len(names) == 1:
+        names, classes = counted, classes | BOOLEANS
+    elif names != counted and any(name.lstrip("+-").isdigit() for name in names):
+        classes = {}
+    classes |= {name: number for number, name in enumerate(names)}
+    blocks = _parquet_blocks if path.suffix.lower() == ".parquet" else _csv_blocks
+    size = max(1, min(CHUNK_ROWS, BLOCK_CELLS // len(scores)))
+    with about(path):
+        for number, block in enumerate(blocks(path, list(scores.values()), label, size)):
+            values, texts, places = block
+            if number == 0 and not told:
+                _check_row_numbers(scores, values)
+            for place, text in zip(places, texts, strict=True):
+                if text not in classes:
                     raise InputError(
-                        f"{block.places[odd]}, column {self.label!r}: {block.labels[odd][:40]!r} "
-                        f"is none of the classes {listed(known, at_most=6)}: correct it, or remove "
-                        "the row"
+                        f"{place}, column {label!r}: {text[:40]!r} is none of the classes "
+                        f"{listed(names, at_most=6)}: correct it, or remove the row"
                     )
-                labels = torch.tensor([classes[text] for text in block.labels])
-                values = torch.from_numpy(block.values)
-                yield scored(self.kind, values, labels, block.places.__getitem__)
-
-    def _classes(self) -> dict[str, int]:
-        """The class of every label text: names as in the header, and numbers where those differ."""
-        names = list(self.scores)
-        counted = [str(number) for number in range(max(len(names), 2))]
-        numbers = {text: i for i, one in enumerate(counted) for text in (one, f"{one}.0")}
-        if len(names) == 1:
-            return numbers | BOOLEANS
-        named = {name: number for number, name in enumerate(names)}
-        # A number could mean another class than the one that has it for a name.
-        numeric = names != counted and any(name.lstrip("+-").isdigit() for name in names)
-        return named if numeric else numbers | named
-
-    def _check_row_numbers(self, values: Numbers) -> None:
-        """Refuses a column of identifiers among columns whose names say nothing."""
-        for name, column in zip(self.scores, values.T, strict=True):
-            whole = len(column) >= WHOLE_ROWS and bool((column == np.round(column)).all())
-            if whole and len(np.unique(column)) == len(column):
-                raise InputError(
-                    f"column {name!r} holds another whole number in every row, as row numbers do: "
-                    f"leave it out with --ignore {name} (ignore=[{name!r}] in Python), or begin "
-                    "the names of all scores with logit_ or prob_"
-                )
+            labels = torch.tensor([classes[text] for text in texts])
+            yield scored(kind, torch.from_numpy(values), labels, places.__getitem__)
 
 
-class _Block(NamedTuple):
-    """Some rows of a table.
-
-    Attributes:
-        values: (n, k) scores, finite.
-        labels: n labels, as text without blanks around it.
-        places: n names of the rows, such as "line 7".
-    """
-
-    values: Numbers
-    labels: list[str]
-    places: list[str]
+def _check_row_numbers(names: Iterable[str], values: Numbers) -> None:
+    """Refuses a column of identifiers among columns whose names say nothing."""
+    for name, column in zip(names, values.T, strict=True):
+        whole = len(column) >= WHOLE_ROWS and bool((column == np.round(column)).all())
+        if whole and len(np.unique(column)) == len(column):
+            raise InputError(
+                f"column {name!r} holds another whole number in every row, as row numbers do: "
+                f"leave it out with --ignore {name}, or name all scores logit_... or prob_..."
+            )
 
 
 def _column_names(path: Path) -> list[str]:
@@ -233,30 +191,23 @@ def _column_names(path: Path) -> list[str]:
         return [name.strip() for name in next(_csv_lines(path), ("", []))[1]]
 
 
-def _csv_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[_Block]:
+def _csv_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[Block]:
     lines = _csv_lines(path)
     names = [name.strip() for name in next(lines)[1]]
     wanted, label_at = [names.index(column) for column in columns], names.index(label)
-    values: list[Numbers] = []
-    block = _Block(np.zeros(0), [], [])
-    for place, cells in lines:
-        if len(cells) != len(names):
-            raise InputError(
-                f"{place} has {len(cells)} cells and the header {len(names)}: correct the line; "
-                "numbers need decimal points, and text with commas quotes"
-            )
-        numbers = np.fromiter((_number(cells[i]) for i in wanted), np.float64, len(wanted))
-        if not np.isfinite(numbers).all():
-            bad = int(np.flatnonzero(~np.isfinite(numbers))[0])
+    while block := list(islice(lines, rows)):
+        values = np.empty((len(block), len(wanted)))
+        for row, (place, cells) in enumerate(block):
+            if len(cells) != len(names):
+                raise InputError(
+                    f"{place} has {len(cells)} cells and the header {len(names)}: numbers need "
+                    "decimal points, and text with commas quotes"
+                )
+            values[row] = [_number(cells[i]) for i in wanted]
+        for row, bad in np.argwhere(~np.isfinite(values)):
+            place, cells = block[row]
             raise _no_score(place, columns[bad], cells[wanted[bad]])
-        values.append(numbers)
-        block.labels.append(cells[label_at].strip())
-        block.places.append(place)
-        if len(values) == rows:
-            yield block._replace(values=np.stack(values))
-            values, block = [], _Block(np.zeros(0), [], [])
-    if values:
-        yield block._replace(values=np.stack(values))
+        yield values, [cells[label_at].strip() for _, cells in block], [place for place, _ in block]
 
 
 def _csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -273,10 +224,7 @@ def _csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
                 if number % CHUNK_ROWS == 0:
                     tell(task, file.tell(), size)
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"after line {reader.line_num} it is not UTF-8 text ({error.reason}): save it as "
-                "UTF-8"
-            ) from error
+            raise InputError(f"it is not UTF-8 text ({error.reason}): save it as UTF-8") from error
         except csv.Error as error:
             raise InputError(
                 f"line {reader.line_num} is no row of a table ({error}): correct its quotes"
@@ -305,9 +253,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
-        raise InputError(
-            f"{path} needs pyarrow to be read: pip install 'featcal[arrow]'"
-        ) from error
+        raise InputError(f"{path} needs pyarrow: pip install 'featcal[arrow]'") from error
     try:
         with parquet.ParquetFile(path) as file:
             yield file
@@ -315,12 +261,11 @@ def open_parquet(path: Path) -> Iterator[Any]:
         raise
     except (arrow.ArrowException, OSError) as error:
         raise InputError(
-            f"{path} is not a .parquet file, or only a part of one "
-            f"({' '.join(str(error).split())}): copy it again or write it anew"
+            f"{path} is no .parquet file, or a part of one ({' '.join(str(error).split())})"
         ) from error
 
 
-def _parquet_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[_Block]:
+def _parquet_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[Block]:
     done = 0
     with open_parquet(path) as file:
         types = import_module("pyarrow").types
@@ -333,13 +278,12 @@ def _parquet_blocks(path: Path, columns: list[str], label: str, rows: int) -> It
                 if not any(is_kind(column.type) for is_kind in numeric):
                     raise _no_score(places[0], name, str(column[0]))
                 values[:, place] = column.to_numpy(zero_copy_only=False).astype(np.float64)
-            if not np.isfinite(values).all():
-                row, bad = np.argwhere(~np.isfinite(values))[0]
+            for row, bad in np.argwhere(~np.isfinite(values)):
                 raise _no_score(places[row], columns[bad], str(values[row, bad]))
             texts = (
                 "" if value is None else str(value) for value in batch.column(label).to_pylist()
             )
-            yield _Block(values, [text.strip() for text in texts], places)
+            yield values, [text.strip() for text in texts], places
             done += batch.num_rows
             tell(f"reading {path.name}", done, file.metadata.num_rows)
 
@@ -365,11 +309,6 @@ def scored(kind: Kind, values: Tensor, labels: Tensor, place: Callable[[int], st
     return replace(batch, logits=stored_logits(batch).clamp_min(math.log(tiny)).float())
 
 
-def noted(meta: dict[str, Any], kind: str) -> dict[str, Any]:
-    """The meta of a pack whose logits are logarithms of probabilities says so."""
-    return {"source": "probabilities", **meta} if kind == "probs" else meta
-
-
 @contextmanager
 def about(*files: Path) -> Iterator[None]:
     """Puts the files in front of what is wrong with them, unless the sentence names one already."""
@@ -385,8 +324,3 @@ def listed(names: Sequence[str], *, at_most: int = 12) -> str:
     """Names for a sentence; the first few of many."""
     shown = ", ".join(names[:at_most]) + (", ..." if len(names) > at_most else "")
     return shown or "nothing"
-
-
-def _ignored(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a column is to be left out, by its name or a pattern such as "feature_*"."""
-    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)

@@ -6,38 +6,22 @@ images of a step become floats.
 
 from __future__ import annotations
 
-import os
-import struct
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import Literal, final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from featcal.core.checks import ArgumentError, InputError, check_whole
-from featcal.core.progress import tell
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-Bytes = npt.NDArray[np.uint8]
 Triple = tuple[float, float, float]
 TestNorm = Literal["matched", "reference"]
 
 CHUNK = 4096  # images that are counted at once, to bound the memory
-DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
-WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
-
 PUBLISHED_VAL = 5000
 CIFAR_SEED = 1
 IMAGENET_SEED = 42
-LEAST_FIFTH = 5  # images, below which a fifth of them is none
 SHUFFLE = f"the shuffle of numpy's legacy seed {CIFAR_SEED}"
 
 
@@ -60,8 +44,7 @@ class Images:
         labels, images = self.labels, len(self.pixels)
         if labels.dtype != torch.int64 or labels.shape != (images,):
             raise InputError(
-                f"labels are {labels.dtype} of shape {tuple(labels.shape)}: give torch.int64 of "
-                f"shape ({images},), one label per image"
+                f"labels are {labels.dtype} {tuple(labels.shape)}: give torch.int64 ({images},)"
             )
         if images == 0:
             raise InputError("pixels hold no image: give at least one")
@@ -152,8 +135,7 @@ def check_pixels(pixels: Tensor) -> None:
     """Refuses anything but bytes (n, h, w, 3)."""
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3:
         raise InputError(
-            f"pixels are {pixels.dtype} of shape {tuple(pixels.shape)}: give torch.uint8 of "
-            "shape (images, height, width, 3)"
+            f"pixels are {pixels.dtype} {tuple(pixels.shape)}: give torch.uint8 (images, h, w, 3)"
         )
 
 
@@ -165,68 +147,10 @@ def check_parts(class_names: tuple[str, ...], **parts: Images | None) -> None:
     size, classes = given["train"].size, len(class_names)
     for part, images in given.items():
         if images.size != size:
-            raise InputError(
-                f"the images of {part} are {images.size} and those of train {size} pixels: give "
-                "all the same size"
-            )
+            raise InputError(f"the images of {part} are {images.size} pixels, of train {size}")
         low, high = int(images.labels.min()), int(images.labels.max())
         if low < 0 or high >= classes:
-            raise InputError(
-                f"the labels of {part} go from {low} to {high} and there are {classes} classes: "
-                f"labels must be 0 to {classes - 1}"
-            )
-
-
-def decode(
-    paths: Sequence[Path], label: str, prepare: Callable[[Image], Image] | None = None
-) -> Iterator[Bytes]:
-    """The pixels (height, width, 3) of each image file, in order; several are decoded at once.
-
-    Args:
-        paths: The files.
-        label: Of the progress that is told.
-        prepare: What is done to an image before its pixels are taken.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise InputError(
-            "image files need the package pillow: pip install 'featcal[train]'"
-        ) from error
-
-    def read(path: Path) -> Bytes:
-        with reading(path, Image.DecompressionBombError), Image.open(path) as file:
-            if file.mode.startswith(WIDE):  # pillow would cut them off at 255 without a word
-                raise InputError(
-                    f"{path} has 16-bit or float pixels: save it with 8 bits per channel"
-                )
-            image = file.convert("RGB")
-        return np.array(image if prepare is None else prepare(image))
-
-    tell(label, 0, len(paths))
-    # Threads, for pillow decodes without Python's lock.
-    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
-    try:
-        for done, pixels in enumerate(pool.map(read, paths), start=1):
-            yield pixels
-            tell(label, done, len(paths))
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
-    """Names a file that is missing or damaged; permissions are the affair of `load_images`."""
-    damage: tuple[type[Exception], ...] = (*DAMAGE, *more)
-    try:
-        yield
-    except (InputError, PermissionError):
-        raise
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: copy it there") from error
-    except damage as error:
-        why = str(error).replace(f" {str(path)!r}", "")
-        raise InputError(f"{path} cannot be read ({why}): copy it again") from error
+            raise InputError(f"labels of {part} go from {low} to {high}: give 0 to {classes - 1}")
 
 
 # The published CIFAR runs divide by the mean of the standard deviations of single images, not by
@@ -251,10 +175,7 @@ class Normalisation:
     def __post_init__(self) -> None:
         """Refuses what cannot be divided by."""
         if len(self.mean) != 3 or len(self.std) != 3 or not all(s > 0 for s in self.std):
-            raise InputError(
-                f"Normalisation: mean={self.mean}, std={self.std}: give three numbers each, red, "
-                "green, blue, with std above 0"
-            )
+            raise InputError(f"mean={self.mean}, std={self.std}: give three each, std above 0")
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """Bytes (n, h, w, 3) to float32 (n, 3, h, w) in channels-last order, on their device."""
@@ -281,11 +202,7 @@ class Normalisation:
         mean = shares @ levels
         std = (shares * (levels - mean[:, None]).square()).sum(1).sqrt()
         if not bool((std > 0).all()):
-            raise InputError(
-                f"Normalisation.measured: std is {tuple(std.tolist())}, a channel is the same in "
-                "every pixel of the images: check them, or in Python give the values with "
-                "Normalisation(mean, std)"
-            )
+            raise InputError(f"std is {tuple(std.tolist())}, a channel is constant: check them")
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
 
 
@@ -318,8 +235,7 @@ def normalisations(
         return own, own
     if name not in PUBLISHED:
         raise InputError(
-            f"name={name!r} has no published normalisation (known: {', '.join(PUBLISHED)}): give "
-            "the training images, as in measure=splits.train"
+            f"name={name!r} has no published normalisation: give images, as in measure=splits.train"
         )
     test = PUBLISHED if test_norm == "matched" else PUBLISHED_TEST
     return PUBLISHED[name], test[name]
@@ -351,10 +267,7 @@ def _cut(n: int, **named: int) -> tuple[Tensor, Tensor]:
     check_whole("split", 1, **named)
     ((name, count),) = named.items()
     if count >= n:
-        raise ArgumentError(
-            f"<{name}> is {count} of {n} images and leaves nothing to train on: give at most "
-            f"{n - 1}"
-        )
+        raise ArgumentError(f"<{name}> is {count} of {n} images: leave at least one to train on")
     order = list(range(n))  # a list as in the published code
     np.random.RandomState(CIFAR_SEED).shuffle(order)
     index = torch.tensor(order)
@@ -363,7 +276,7 @@ def _cut(n: int, **named: int) -> tuple[Tensor, Tensor]:
 
 def imagenet_split(n: int = 50_000) -> tuple[Tensor, Tensor]:
     """The published cut of ImageNet's validation images: the indices of val and of test."""
-    check_whole("imagenet_split", LEAST_FIFTH, n=n)
+    check_whole("imagenet_split", 5, n=n)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(IMAGENET_SEED))
     return order[: n // 5], order[n // 5 :]
 
@@ -396,10 +309,7 @@ def split(data: ImageData, *, val: int | None = None, held_out: int = 0) -> Spli
         own = data.train.rows(val_index)
         how = f"val: {count} of {images} training images, the first in {SHUFFLE}"
     elif val is not None:
-        raise ArgumentError(
-            f"<val> is {val}, and {data.name} has a val part of its own of {len(own)} "
-            "images: leave <val> out"
-        )
+        raise ArgumentError(f"<val> is {val}, and {data.name} has its own val part: leave it out")
     if held_out:
         left = len(train)
         rest, held = _cut(left, held_out=held_out)

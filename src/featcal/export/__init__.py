@@ -4,7 +4,6 @@ Both hold one function, inputs -> logits, for any number of rows. An ONNX file i
 model in ONNX Runtime before it takes its name; see `docs/export.md`.
 """
 
-from featcal.export.onnx_file import OnnxExport, onnx, program
-from featcal.export.parity import Parity
+from featcal.export.onnx_file import OnnxExport, Parity, onnx, program
 
 __all__ = ["OnnxExport", "Parity", "onnx", "program"]

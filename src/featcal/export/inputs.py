@@ -81,10 +81,7 @@ class Inputs:
         keywords = isinstance(given, Mapping)
         tensors = list(given.values() if isinstance(given, Mapping) else given or ())
         if not tensors or not all(isinstance(value, Tensor) for value in tensors):
-            raise InputError(
-                f"example is {type(example).__name__}: give a tensor, a tuple of them, or a dict "
-                "of them by name"
-            )
+            raise InputError(f"example is {type(example).__name__}: give a tensor, tuple or dict")
         if isinstance(given, Mapping):
             names = [str(name) for name in given]
         else:
@@ -97,42 +94,46 @@ class Inputs:
             names += [f"input_{place}" for place in range(len(names), len(tensors))]
         values = dict(zip(names, tensors, strict=True))
         if dynamic is None:
-            _same_rows(values)
-            return cls(values, keywords, {name: {0: BATCH} for name in values})
+            return cls(values, keywords, {name: {0: BATCH} for name in values})._checked()
         for name, axes in dynamic.items():
-            if name not in values:
-                raise InputError(f"dynamic: {name!r} is no input; there are {', '.join(values)}")
-            for axis, size in axes.items():
-                if axis not in range(values[name].ndim) or not isinstance(size, str) or not size:
-                    raise InputError(
-                        f"dynamic: {name} has {values[name].ndim} axes, and {axis!r}: {size!r} is "
-                        "no name of a size of one of them, such as 0: 'batch'"
-                    )
-        return cls(values, keywords, {name: dict(axes) for name, axes in dynamic.items() if axes})
-
-    def like(self, example: Example) -> Inputs:
-        """Other inputs for the same call: of the same names, types and sizes, but for free ones."""
-        given = [example] if isinstance(example, Tensor) else example
-        known = list(self.values)
-        names = list(given) if isinstance(given, Mapping) else known
-        values = given.values() if isinstance(given, Mapping) else given
-        if len(names) != len(values) or sorted(names) != sorted(known):
-            raise InputError(f"rows must hold what the example holds: {', '.join(known)}")
-        found = dict(zip(names, values, strict=True))
-        for name, shown in self.values.items():
-            free, value = self.axes.get(name, {}), found[name]
-            fixed = [axis for axis in range(shown.ndim) if axis not in free]
-            if (
-                not isinstance(value, Tensor)
-                or (value.dtype, value.ndim) != (shown.dtype, shown.ndim)
-                or any(value.shape[axis] != shown.shape[axis] for axis in fixed)
-            ):
+            there = range(values[name].ndim if name in values else 0)
+            if not all(i in there and isinstance(size, str) and size for i, size in axes.items()):
                 raise InputError(
-                    f"rows: {name} is {_described(value)}, the example has {_described(shown)}: "
-                    "give rows of the same kind"
+                    f"dynamic: {name}: {axes} must name axes of an input, as in 0: 'batch'; the "
+                    f"inputs are {', '.join(values)}"
                 )
-        _same_rows({name: found[name] for name in self._with_rows()})
-        return replace(self, values={name: found[name] for name in known})
+        free = {name: dict(axes) for name, axes in dynamic.items() if axes}
+        return cls(values, keywords, free)._checked()
+
+    def like(self, model: nn.Module, example: Example) -> Inputs:
+        """Other inputs for the same call: of the same names, types and sizes, but for free ones."""
+        found = Inputs.of(model, example, {}).values
+        kinds = [
+            {
+                name: (
+                    value.dtype,
+                    [self.axes.get(name, {}).get(i, n) for i, n in enumerate(value.shape)],
+                )
+                for name, value in values.items()
+            }
+            for values in (self.values, found)
+        ]
+        if kinds[0] != kinds[1]:
+            raise InputError(
+                f"rows are {_described(found)} and the example is {_described(self.values)}: give "
+                "rows of the same kind"
+            )
+        return replace(self, values={name: found[name] for name in self.values})._checked()
+
+    def _checked(self) -> Inputs:
+        """The same, once all inputs that have rows have as many."""
+        counts = {tuple(self.values[name].shape[:1]) for name in self._with_rows()}
+        if len(counts) > 1 or counts & {(), (0,)}:
+            raise InputError(
+                "inputs must have the same number of rows, at least one, in their first axis "
+                f"({_described(self.values)}): say with dynamic= which axes count rows"
+            )
+        return self
 
     @property
     def rows(self) -> int:
@@ -168,7 +169,7 @@ class Inputs:
                 return model(**self.values)
             return model(*self.values.values())
         except (TypeError, ValueError, RuntimeError) as error:
-            shown = ", ".join(f"{key}: {_described(value)}" for key, value in self.values.items())
+            shown = _described(self.values)
             raise InputError(f"the model does not take the example ({shown}): {error}") from error
 
     def _with_rows(self) -> list[str]:
@@ -184,20 +185,9 @@ def portable(value: Tensor) -> Tensor:
     return value.detach().to("cpu", WIDE if narrow else value.dtype)
 
 
-def _same_rows(values: Mapping[str, Tensor]) -> None:
-    sizes = {tuple(value.shape[:1]) for value in values.values()}
-    if len(sizes) > 1 or sizes & {(), (0,)}:
-        shown = ", ".join(f"{name}: {tuple(value.shape)}" for name, value in values.items())
-        raise InputError(
-            f"inputs must have the same number of rows, at least one, in their first axis "
-            f"({shown}): say with dynamic= which axes count rows"
-        )
-
-
-def _described(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+def _described(values: Mapping[str, Tensor]) -> str:
+    kinds = {name: f"{value.dtype} {tuple(value.shape)}" for name, value in values.items()}
+    return ", ".join(f"{name}: {kind.removeprefix('torch.')}" for name, kind in kinds.items())
 
 
 @final
@@ -232,8 +222,7 @@ class Output:
         """(n, k) float64 of values as the model gives them; k = 1 for one value per row."""
         if values.ndim == 0 or values.shape[2:].numel() != 1:
             raise InputError(
-                f"the model gives {self.name} of shape {tuple(values.shape)}: a classifier gives "
-                "(n, k), or (n,) with one per row"
+                f"the model gives {self.name} of shape {tuple(values.shape)}: let it give (n, k)"
             )
         return values.detach().double().reshape(len(values), -1)
 
@@ -287,10 +276,7 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         (place,) = places
         output = Output(place, _guessed(tensors[place]))
     if output.name == NEITHER:
-        raise InputError(
-            "the model gives the log-sigmoid of its logits, which is neither logits nor "
-            "probabilities: let it give its logits, or their sigmoid"
-        )
+        raise InputError("the model gives log-sigmoids: let it give its logits, or their sigmoid")
     output.rows(tensors[output.place])  # refused here, before the exporter's long work
     if heads and not made:
         _check_used(model, inputs, heads, output)

@@ -69,10 +69,7 @@ def attach(
     early, late = divided(calibrator, layer)
     inner = find.submodule(model, layer, "layer")
     if inner is last:
-        raise InputError(
-            f"layer {layer!r} is the last layer, whose output are the logits: leave layer= out, or "
-            "name an earlier one"
-        )
+        raise InputError(f"layer {layer!r} is the last layer: leave it out, or name an earlier one")
     made = _replaced(model, inner, MappedLayer(inner, _placed(early, inner)))
     return made if late is None else _replaced(made, last, CalibratedHead(last, late))
 
@@ -146,9 +143,8 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
             mine = copy.copy(value) if isinstance(value, dict) else _rebound(value, module, clone)
             if name == "forward" and mine is value:
                 raise InputError(
-                    f"{where} has a forward of its own, which would run the layers of the "
-                    "original: set the last layer by hand, such as "
-                    "model.fc = calibrator.wrap(model.fc)"
+                    f"{where} has a forward of its own, which would run layers of the original: "
+                    "set the last layer by hand, such as model.fc = calibrator.wrap(model.fc)"
                 )
             clone.__dict__[name] = mine
         for name, child in module._modules.items():
@@ -238,9 +234,7 @@ def first_tensor(output: Any) -> Tensor:  # noqa: ANN401
     """What a layer gave, or the first of several values."""
     first = output[0] if isinstance(output, (tuple, list)) else output
     if not isinstance(first, Tensor):
-        raise InputError(
-            f"the layer gives a {type(first).__name__}: name a layer that gives a tensor"
-        )
+        raise InputError(f"the layer gives a {type(first).__name__}: name one that gives a tensor")
     return first
 
 

@@ -6,10 +6,10 @@ watched meanwhile, and when the output of a model counts as what one of its laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -116,10 +116,7 @@ def check_bare(module: nn.Module, where: str = "model") -> None:
     kinds = [base.__name__ for base in type(module).__mro__]
     for kind in WRAPPERS.keys() & kinds:
         inner = f"{where}.{WRAPPERS[kind]}" if WRAPPERS[kind] else "the model as it was before"
-        raise InputError(
-            f"{where} is wrapped in {kind}: take {inner} instead, and wrap the calibrated model "
-            "again"
-        )
+        raise InputError(f"{where} is wrapped in {kind}: take {inner} instead, and wrap the result")
 
 
 def _reached(model: nn.Module, path: str) -> str:
@@ -175,14 +172,7 @@ def _goes_on(module: object) -> bool:
 
 
 @torch.no_grad()
-def _proved(
-    model: nn.Module,
-    inputs: Any,  # noqa: ANN401
-    guess: str | None,
-    *,
-    told: bool,
-    bare: bool,
-) -> str:
+def _proved(model: nn.Module, inputs: object, guess: str | None, *, told: bool, bare: bool) -> str:
     """The layer whose output is the model's: the guess if it is one, else the last one called.
 
     Where nothing but its place speaks for the guess, and layers make outputs of their own, it is
@@ -207,9 +197,7 @@ def _proved(
     if makers and not told:
         return makers[-1]
     if makers:
-        raise InputError(
-            f"the output of {guess!r} is not the model's output: that is {makers[-1]!r}"
-        )
+        raise InputError(f"the output of {guess!r} is not the model's: that is {makers[-1]!r}")
     check_not_multilabel(found, output)
     shapes = ", ".join(str(tuple(part.shape)) for part in output) or "no tensor"
     shown = [f"{path} {tuple(given.shape[1:])}" for path, given in found.items()][-SHOWN:]
@@ -229,9 +217,7 @@ def run(model: nn.Module, inputs: Any) -> Any:  # noqa: ANN401
 
 
 def mapped(
-    inputs: Any,  # noqa: ANN401
-    change: Callable[[Tensor], Any],
-    other: Callable[[Any], Any] = lambda value: value,
+    inputs: object, change: Callable[[Tensor], Any], other: Callable[[Any], Any] = lambda one: one
 ) -> Any:  # noqa: ANN401
     """The same structure with every tensor in it changed; arrays of numpy become tensors first.
 
@@ -253,7 +239,7 @@ def mapped(
     return other(inputs)
 
 
-def _several(inputs: object) -> bool:
+def _several(inputs: object) -> TypeGuard[Sequence[Any]]:
     """Whether these are several inputs; a tuple with named fields is one object."""
     return isinstance(inputs, (tuple, list)) and not hasattr(inputs, "_fields")
 

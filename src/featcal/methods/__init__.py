@@ -1,5 +1,6 @@
-"""Post-hoc methods, one family a file; importing one registers it by name."""
+"""Post-hoc methods, one family per file; importing one registers it by name."""
 
+from featcal.core.calibrator import METHODS
 from featcal.methods.affine import (
     DirichletCalibration,
     MatrixScaling,
@@ -9,15 +10,12 @@ from featcal.methods.affine import (
 )
 from featcal.methods.classwise import ClasswiseTemperature
 from featcal.methods.clip import FeatureClip
-from featcal.methods.density import DensityAware
 from featcal.methods.ensemble import EnsembleTemperature
 from featcal.methods.group import GroupCalibration
-from featcal.methods.histogram import BBQ, HistogramBinning
-from featcal.methods.isotonic import Isotonic
 from featcal.methods.logit_clip import LogitClip
+from featcal.methods.neighbours import DensityAware, ProximityCalibration
 from featcal.methods.parameterised import ParameterisedTemperature
-from featcal.methods.proximity import ProximityCalibration
-from featcal.methods.spline import Spline
+from featcal.methods.score_maps import BBQ, HistogramBinning, Isotonic, Spline
 from featcal.methods.temperature import Temperature
 
 __all__ = [
@@ -40,3 +38,12 @@ __all__ = [
     "Temperature",
     "VectorScaling",
 ]
+
+# The order in which help and pages list them; others come after.
+LISTED = (
+    *("vector", "matrix", "dirichlet", "bbq", "classwise", "clip", "density", "ensemble", "group"),
+    *("histogram", "isotonic", "logit_clip", "parameterised", "proximity", "spline", "svs", "sms"),
+    "temperature",
+)
+for _name in (*LISTED, *[name for name in METHODS if name not in LISTED]):
+    METHODS[_name] = METHODS.pop(_name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, final
@@ -26,11 +26,10 @@ from featcal.core import dist
 from featcal.core.batch import Batch, Data, Through, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError
-from featcal.core.fit import Problem, StepReport, settle
+from featcal.core.fit import Loss, Problem, StepReport, measure, settle
 from featcal.core.gradient import Descent, minimize
-from featcal.core.loss import Loss, measure
 from featcal.core.progress import calm, track
-from featcal.core.sample import fold_of
+from featcal.core.sample import Folds
 from featcal.core.scalar import temper
 
 PERFECT = 1e-6  # a mean loss that only labels separated completely can reach
@@ -71,13 +70,6 @@ class AffineMap(LogitMap):
             return logits
         dtype = logits.dtype
         return affine(self.inputs(logits), self.weight.to(dtype), self.offset.to(dtype))
-
-    def sound(self) -> bool:
-        """Whether weight and offset are finite and of the same classes."""
-        classes = self.offset.numel()
-        shapes = ((classes,), (classes, classes))
-        fits = self.offset.ndim == 1 and tuple(self.weight.shape) in shapes
-        return fits and all(bool(torch.isfinite(x).all()) for x in (self.weight, self.offset))
 
     def work(self, problem: Problem) -> float:
         """Numbers that one pass of the fit handles."""
@@ -301,12 +293,6 @@ class StructuredScaling(AffineMap):
         scaled = (logits / self.temperature.to(logits.dtype)).log_softmax(1)
         return torch.logaddexp(scaled + torch.log1p(-floor.exp() * logits.shape[1]), floor)
 
-    def sound(self) -> bool:
-        """Whether T is finite and above 0, the floor a log-probability, and the map sound."""
-        numbers = self.temperature.numel() == self.floor.numel() == 1
-        inside = numbers and 0 < float(self.temperature) < math.inf and float(self.floor) < 0
-        return inside and super().sound()
-
     def learn(self, problem: Problem) -> list[StepReport]:
         """Temperature and smoothing, then L-BFGS from the identity."""
         self.reset()
@@ -370,20 +356,6 @@ def temperature_start(data: Data, loss: Loss) -> tuple[float, int]:
 # How firmly to hold a map, chosen by cross-validation along a path of strengths.
 
 
-@dataclass(frozen=True)
-class Fold:
-    """The rows of one fold, or all rows but those."""
-
-    data: Data
-    fold: int
-    held: bool
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.data:
-            inside = fold_of(batch, FOLDS) == self.fold
-            yield batch.rows(inside if self.held else ~inside)
-
-
 def choose_strength(
     task: Task, pull_of: Callable[[float], Tensor], label: str
 ) -> tuple[float, dict[float, float]]:
@@ -398,16 +370,14 @@ def choose_strength(
         pull_of: a strength -> the pull (k, d + 1), in nats over all rows.
         label: the work's name to whoever listens to its progress.
     """
-    counts = torch.zeros(FOLDS, dtype=torch.int64)
-    for batch in task.data:
-        counts += torch.bincount(fold_of(batch, FOLDS), minlength=FOLDS).cpu()
-    sizes: list[int] = dist.total(counts).tolist()
+    folds = Folds(task.data, FOLDS)
+    sizes = folds.sizes()
     if min(sizes) == 0:
         return MIDDLE, {}
     # In memory where they fit: finding the rows of a fold costs as much as a pass.
     held, rest = (
-        [Through(Fold(task.data, f, inside), stored_logits, features=False) for f in range(FOLDS)]
-        for inside in (True, False)
+        [Through(part(fold), stored_logits, features=False) for fold in range(FOLDS)]
+        for part in (folds.only, folds.without)
     )
     at, losses = [task.centre] * FOLDS, {}
     for c in track(label, STRENGTHS):

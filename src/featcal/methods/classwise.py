@@ -17,16 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, stored_logits
+from featcal.core.batch import Batch, bin_index, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import Problem, StepReport, settle
+from featcal.core.fit import CRITERIA, ECE_BINS, Problem, StepReport, nll, settle
 from featcal.core.gradient import Array, gathered, minimize, published_lbfgs
-from featcal.core.loss import CRITERIA, ECE_BINS, nll
 from featcal.core.progress import calm, tell
-from featcal.core.rows import bin_index, row_curves
 from featcal.core.sample import fold_of
-from featcal.core.scalar import Shrinkage, temper, temper_cells
+from featcal.core.scalar import Shrinkage, row_curves, temper, temper_cells
 
 READINGS = ("predicted", "logit")
 CHOICES = ("nll", "ece")
@@ -87,12 +85,6 @@ class ClasswiseTemperature(LogitMap):
         if not self.keeps_accuracy:
             return logits / temperatures
         return logits / temperatures[logits.argmax(1)][:, None]
-
-    def sound(self) -> bool:
-        """Whether T_k are finite numbers above 0."""
-        found = self.temperatures
-        allowed = found != 0 if self.reference else found > 0
-        return found.ndim == 1 and bool((torch.isfinite(found) & allowed).all())
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton with a pull to the common temperature, or the search that was asked for."""

@@ -21,10 +21,19 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, Through, features_of, stored_logits
-from featcal.core.calibrator import Calibrator, FeatureMap
+from featcal.core.calibrator import FeatureMap
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import Counted, Problem, StepReport, rows_asked
-from featcal.core.loss import CRITERIA, Loss, accuracy, confidence, measure
+from featcal.core.fit import (
+    CRITERIA,
+    Counted,
+    Loss,
+    Problem,
+    StepReport,
+    accuracy,
+    confidence,
+    measure,
+    rows_asked,
+)
 from featcal.core.progress import FEW_LARGE, calm, tell, track
 from featcal.core.sample import row_hash
 from featcal.core.scalar import Point, Shape, Walk, best_of, fitted_shape, flat, refine, vertex
@@ -93,14 +102,15 @@ class FeatureClip(FeatureMap):
         bound = self.threshold.to(features.dtype)
         return torch.clamp(features, -bound, bound)
 
-    def sound(self) -> bool:
-        """Whether c is one number above 0, or infinite."""
-        return self.threshold.numel() == 1 and float(self.threshold) > 0
-
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches c and measures what it does to the rows."""
         criterion = CRITERIA[self.criterion]
-        problem = replace(problem, then=refittable(problem))
+        # Refitting the later steps for every threshold must cost no product of the head: they act
+        # on logits, and the logits of a threshold fit into memory. Any others are fitted after the
+        # clip has been chosen for itself.
+        then = problem.then
+        if then is not None and (then.needs_features or not kept_everywhere(problem)):
+            problem = replace(problem, then=None)
         if self.reference:
             share = self.min_accuracy or PUBLISHED_SHARE
             best, before, settled = published_search(problem, criterion, share)
@@ -109,13 +119,13 @@ class FeatureClip(FeatureMap):
         c, noop = best.threshold, math.isinf(best.threshold)
         self.assign(threshold=c)
         clipped, touched = (0.0, 0.0) if noop else clipped_share(problem.source, c)
-        then = None if problem.then is None else repr(problem.then)
+        refitted = None if problem.then is None else repr(problem.then)
         message = f"c = {c:.4g} clips {clipped:.2%} of the activations; "
         message += f"accuracy {before.accuracy:.4f} -> {best.accuracy:.4f}"
         if noop:
             message = self._why_noop(problem)
-        elif then:
-            message += f", with {then} refitted for every threshold"
+        elif refitted:
+            message += f", with {refitted} refitted for every threshold"
         values, losses = {"threshold": c}, (before.loss, best.loss)
         details = {
             "criterion": self.criterion,
@@ -125,7 +135,7 @@ class FeatureClip(FeatureMap):
             "accuracy_after": best.accuracy,
             "clipped_share": clipped,
             "rows_touched": touched,
-            "fitted_with": then,
+            "fitted_with": refitted,
         }
         return [StepReport(self.name, values, noop, *losses, settled, message, details=details)]
 
@@ -337,16 +347,6 @@ class Trials:
             return view
         then.learn(replace(self.problem, data=view, then=None, before=None))
         return Through(view, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
-
-
-def refittable(problem: Problem) -> Calibrator | None:
-    """The later steps, where refitting them for every threshold costs no product of the head.
-
-    Steps that act on logits, while the logits of a threshold fit into memory; any others are fitted
-    after the clip has been chosen for itself.
-    """
-    then, expensive = problem.then, not kept_everywhere(problem)
-    return None if then is None or then.needs_features or expensive else then
 
 
 def kept_everywhere(problem: Problem) -> bool:

@@ -18,13 +18,11 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Data, stored_logits
-from featcal.core.calibrator import LogitMap
+from featcal.core.calibrator import LogitMap, keep_prediction
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import Problem, StepReport, settle
+from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, nll, settle
 from featcal.core.gradient import Weighted, likeliest_weights, published_lbfgs, simplex_minimum
-from featcal.core.loss import CRITERIA, Loss, nll
 from featcal.core.progress import calm
-from featcal.core.rows import keep_prediction
 from featcal.core.scalar import CAP, Array, Point, Walk, best_of, refine, temper
 
 SMOOTH = [name for name, loss in CRITERIA.items() if loss.smooth]
@@ -76,16 +74,6 @@ class EnsembleTemperature(LogitMap):
         parts = torch.stack([scaled, plain, torch.full_like(plain, -math.log(logits.shape[1]))])
         mixed = torch.logsumexp(parts + weights.log()[:, None, None], 0)  # (3, n, k) -> (n, k)
         return keep_prediction(mixed, logits)
-
-    def sound(self) -> bool:
-        """Whether T is one finite number above 0, and w three that are shares of 1."""
-        weights = self.weights.double()
-        t = float(self.temperature) if self.temperature.numel() == 1 else math.nan
-        shares = bool((weights >= 0).all()) and abs(float(weights.sum()) - 1) < 0.01
-        three = weights.shape == (3,) and bool(torch.isfinite(weights).all())
-        return 0 < (abs(t) if self.reference else t) < math.inf and (
-            weights.numel() == 0 or (three and (shares or self.reference))
-        )
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches t, with the best weights for every t."""

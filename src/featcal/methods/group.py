@@ -19,15 +19,13 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Head, Through, features_of, stored_logits, wide
-from featcal.core.calibrator import VIEWS, Calibrator, seen_features
+from featcal.core.calibrator import VIEWS, Calibrator, keep_prediction, seen_features
 from featcal.core.checks import InputError, check_choice, check_flags, check_whole
-from featcal.core.fit import Problem, StepReport, settle
+from featcal.core.fit import Problem, StepReport, brier, settle
 from featcal.core.gradient import Array, likeliest_weights, minimize, simplex_minimum
-from featcal.core.loss import brier
 from featcal.core.progress import calm, track
-from featcal.core.rows import keep_prediction, row_curves
 from featcal.core.sample import hashed_sample, row_hash
-from featcal.core.scalar import Shrinkage, temper, temper_cells
+from featcal.core.scalar import Shrinkage, row_curves, temper, temper_cells
 from featcal.heads.head import head_logits
 
 BASES = ("temperature", "ensemble")
@@ -132,23 +130,6 @@ class GroupCalibration(Calibrator):
         gates = self.gates.to(units.dtype).flatten(0, 1)
         return (units @ gates.T).view(-1, *self.gates.shape[:2]).argmax(2)
 
-    def sound(self) -> bool:
-        """Whether shapes go together, values are finite, T above 0, and weights shares of 1."""
-        sound = all(bool(torch.isfinite(value).all()) for value in self.buffers())
-        if sound and self.inverse.numel():
-            size, mixes = (self.partitions, self.groups), self.reference or self.base == "ensemble"
-            sums = self.weights.double().sum(-1)
-            sound = (
-                self.inverse.shape == size
-                and self.gates.shape == (*size, len(self.centre))
-                and self.scale.shape == self.centre.shape
-                and self.weights.shape == ((*size, 3) if mixes else (0,))
-                and bool((self.inverse > 0).all())
-                and bool((self.weights >= 0).all())
-                and (not mixes or bool(((sums - 1).abs() < 0.01).all()))
-            )
-        return sound
-
     def learn(self, problem: Problem) -> list[StepReport]:
         """The common temperature, the partitions, and then each group's own calibrator."""
         self.reset()
@@ -233,8 +214,9 @@ class GroupCalibration(Calibrator):
                 usable = counts.sum(1) > 0
                 own, mixed = published_base(view, self.groups, common)
                 weights.append(torch.from_numpy(mixed))
-            else:
-                own = group_inverses(view, usable, common)
+            else:  # pulled towards the common one, and that itself where a group is unusable
+                found = temper_cells(view, features_of, self.groups, Shrinkage(common, SPREAD))
+                own = np.where(usable.numpy(), common if found is None else found.inverse, common)
                 if self.base == "ensemble":
                     weights.append(torch.from_numpy(group_weights(view, own, counts, usable)))
             inverse.append(torch.from_numpy(own))
@@ -287,8 +269,9 @@ def learn_partitions(
         return at[: gates.numel()].view(size), at[gates.numel() :].view(size[:2])
 
     def objective(at: Tensor, batch: Batch) -> Tensor:
-        table = Table(nodes.to(at.device), stored_logits(batch))
-        value, slope = mixture(*parts(at.detach()), features_of(batch), table)
+        gates, inverse = parts(at.detach())
+        table = read_table(nodes.to(at.device), stored_logits(batch), inverse.flatten())
+        value, slope = mixture(gates, features_of(batch), *table)
         return value.sum() + slope @ (at - at.detach())
 
     def penalty(at: Tensor) -> Tensor:
@@ -307,7 +290,7 @@ def learn_partitions(
 
 
 def mixture(
-    gates: Tensor, inverse: Tensor, features: Tensor, table: Table
+    gates: Tensor, features: Tensor, nll: Tensor, nll_slope: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The summed NLL of each partition, (u,), and the slope of their sum in all parameters, (p,).
 
@@ -317,12 +300,12 @@ def mixture(
 
     Args:
         gates: V, (u, g, d).
-        inverse: log 1 / tau, (u, g).
         features: (n, d).
-        table: each row's NLL as a function of the inverse temperature.
+        nll: of each row at each group's tau, (n, u g).
+        nll_slope: its slope in log 1 / tau, (n, u g).
     """
     rows, (partitions, groups, width) = len(features), gates.shape
-    nll, nll_slope = (part.view(rows, partitions, groups) for part in table.at(inverse.flatten()))
+    nll, nll_slope = (part.view(rows, partitions, groups) for part in (nll, nll_slope))
     gate = (features @ gates.view(-1, width).T).view(rows, partitions, groups).log_softmax(2)
     joint = gate - nll
     total = joint.logsumexp(2)  # (n, u)
@@ -332,34 +315,29 @@ def mixture(
     return -total.sum(0), torch.cat(slopes)
 
 
-@dataclass(frozen=True)
-class Table:
-    """The NLL of n rows over u = log b, as cubic pieces between nodes; flat beyond the last ones.
+def read_table(nodes: Tensor, curves: Tensor, where: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and slope of every row's NLL at u = log b (c,): two (n, c).
 
-    At k = 1000 the exponentials of every group at every evaluation would cost far more than the
-    products; tau is thrown away after the search, so a table is exact enough.
+    By cubic pieces between nodes, flat beyond the last ones. At k = 1000 the exponentials of every
+    group at every evaluation would cost far more than the products; tau is thrown away after the
+    search, so a table is exact enough.
 
-    Attributes:
+    Args:
         nodes: (m,), equally spaced.
-        curves: (n, 2 m): the values at the nodes, then the slopes in u.
+        curves: (n, 2 m), as `tabulated` gives them.
+        where: u.
     """
-
-    nodes: Tensor
-    curves: Tensor
-
-    def at(self, where: Tensor) -> tuple[Tensor, Tensor]:
-        """Value and slope of every row at u (c,): two (n, c)."""
-        count, step = len(self.nodes), self.nodes[1] - self.nodes[0]
-        inside = where.clamp(self.nodes[0], self.nodes[-1])
-        left = ((inside - self.nodes[0]) / step).long().clamp(max=count - 2)
-        t = (inside - self.nodes[left]) / step
-        ends = self.curves[:, torch.cat([left, left + 1, count + left, count + left + 1])]
-        v0, v1, s0, s1 = ends.view(len(ends), 4, -1).unbind(1)
-        rise, s0, s1 = v1 - v0, s0 * step, s1 * step
-        bow, twist = 3 * rise - 2 * s0 - s1, s0 + s1 - 2 * rise
-        value = v0 + t * (s0 + t * (bow + t * twist))
-        slope = (s0 + t * (2 * bow + 3 * t * twist)) / step
-        return value, slope * (where == inside)
+    count, step = len(nodes), nodes[1] - nodes[0]
+    inside = where.clamp(nodes[0], nodes[-1])
+    left = ((inside - nodes[0]) / step).long().clamp(max=count - 2)
+    t = (inside - nodes[left]) / step
+    ends = curves[:, torch.cat([left, left + 1, count + left, count + left + 1])]
+    v0, v1, s0, s1 = ends.view(len(ends), 4, -1).unbind(1)
+    rise, s0, s1 = v1 - v0, s0 * step, s1 * step
+    bow, twist = 3 * rise - 2 * s0 - s1, s0 + s1 - 2 * rise
+    value = v0 + t * (s0 + t * (bow + t * twist))
+    slope = (s0 + t * (2 * bow + 3 * t * twist)) / step
+    return value, slope * (where == inside)
 
 
 def tabulated(logits: Tensor, labels: Tensor, nodes: Tensor) -> Tensor:
@@ -401,13 +379,6 @@ def class_counts(data: Data, groups: int, classes: int) -> Tensor:
         cell = features_of(batch) * classes + batch.labels
         counts += torch.bincount(cell, minlength=len(counts)).cpu()
     return dist.total(counts).view(groups, classes)
-
-
-def group_inverses(data: Data, usable: Tensor, common: float) -> Array:
-    """1 / T of each group, pulled towards the common one; that itself where a group is unusable."""
-    found = temper_cells(data, features_of, len(usable), Shrinkage(common, SPREAD))
-    own = common if found is None else found.inverse
-    return np.where(usable.numpy(), own, common)
 
 
 def group_weights(data: Data, inverse: Array, counts: Tensor, usable: Tensor) -> Array:

@@ -12,12 +12,10 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Data, stored_logits
-from featcal.core.calibrator import LogitMap
+from featcal.core.calibrator import LogitMap, keep_prediction
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import Problem, StepReport, settle
-from featcal.core.loss import CRITERIA, accuracy, measure
+from featcal.core.fit import CRITERIA, Problem, StepReport, accuracy, measure, settle
 from featcal.core.progress import calm, track
-from featcal.core.rows import keep_prediction
 from featcal.core.scalar import Minimum, Point, Walk, best_of, refine
 
 TIES = ("keep", "first")
@@ -71,10 +69,6 @@ class LogitClip(LogitMap):
             return clamped
         # Ties the network made itself stay its own: only what was clamped is moved.
         return torch.where(clamped == logits, clamped, keep_prediction(clamped, logits))
-
-    def sound(self) -> bool:
-        """Whether there is one c, not below 0."""
-        return self.threshold.numel() == 1 and float(self.threshold) >= 0
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """A scan over the sizes of the logits, then a walk."""

@@ -22,13 +22,11 @@ from featcal.core import dist
 from featcal.core.batch import Batch, Chunked, Data, features_of, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_flags, check_whole
-from featcal.core.fit import Problem, StepReport, settle
+from featcal.core.fit import Loss, Problem, StepReport, brier, nll, settle
 from featcal.core.gradient import Descent, Objective, Penalty, gathered, minimize
-from featcal.core.loss import Loss, brier, nll
 from featcal.core.progress import calm, tell
-from featcal.core.rows import row_curves
 from featcal.core.sample import fold_of
-from featcal.core.scalar import Tempered, temper
+from featcal.core.scalar import Tempered, row_curves, temper
 
 PUBLISHED = [2, 2, 2, 2, 1]  # the widths behind the inputs in the paper's code
 RATE, ROUNDS = 0.02, 1000  # of Adam there
@@ -125,24 +123,6 @@ class ParameterisedTemperature(LogitMap):
         """The width of each layer, inputs and output included."""
         return [inputs, *[self.hidden] * self.layers, 1]
 
-    def sound(self) -> bool:
-        """Whether T is one finite number above 0, and the network, if any, whole and finite."""
-        if self.reference:
-            lengths = [length([inputs, *PUBLISHED]) for inputs in range(1, self.top + 1)]
-        else:
-            lengths = [length(self.sizes(self.mean.numel()))]
-        return (
-            self.temperature.numel() == 1
-            and float(self.temperature) > 0
-            and all(bool(torch.isfinite(part).all()) for part in self.buffers())
-            and self.mean.shape == self.spread.shape
-            and bool((self.spread > 0).all())
-            and self.network.ndim == 1
-            and self.network.numel() in (0, *lengths)
-            # A ReLU network may be down to its last offset for some row: T would be 0.
-            and not (self.reference and self.network.numel() and float(self.network[-1]) == 0)
-        )
-
     def learn(self, problem: Problem) -> list[StepReport]:
         """Fits the network and asks the folds whether it pays."""
         self.reset()
@@ -199,13 +179,8 @@ class ParameterisedTemperature(LogitMap):
 
     def _range(self, problem: Problem) -> tuple[float, float]:
         """The lowest and the highest T of the fit split."""
-        ends = torch.full((2,), -math.inf, dtype=torch.float64)
-        for batch in problem.data:
-            if len(batch):
-                rows = self.row_temperatures(stored_logits(batch)).double()
-                ends = torch.maximum(ends, torch.stack([-rows.min(), rows.max()]).cpu())
-        lowest, highest = dist.largest(ends).tolist()
-        return -lowest, highest
+        rows = [self.row_temperatures(stored_logits(b)).cpu() for b in problem.data if len(b)]
+        return dist.ends(torch.cat([torch.zeros(0), *rows]))
 
 
 def _published(problem: Problem, top: int) -> Tensor:
@@ -213,7 +188,11 @@ def _published(problem: Problem, top: int) -> Tensor:
     logits, labels = gathered(problem.data, problem.facts.classes)
     inputs = top_logits(logits, top)
     sizes = [inputs.shape[1], *PUBLISHED]
-    network = default_start(sizes, seed=1).to(logits.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        layers = [nn.Linear(*shape) for shape in pairwise(sizes)]
+    start = [part.detach().flatten() for layer in layers for part in layer.parameters()]
+    network = torch.cat(start).to(logits.device)
     adam = torch.optim.Adam([network], lr=RATE)
     for _ in range(ROUNDS):
         with torch.enable_grad():
@@ -299,14 +278,6 @@ def silent_start(sizes: list[int], seed: int) -> Tensor:
     weight.zero_()
     bias.zero_()
     return network
-
-
-def default_start(sizes: list[int], seed: int) -> Tensor:
-    """What torch gives fresh linear layers, in order, after `manual_seed`: (p,)."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        layers = [nn.Linear(*shape) for shape in pairwise(sizes)]
-    return torch.cat([part.detach().flatten() for layer in layers for part in layer.parameters()])
 
 
 @dataclass(frozen=True)

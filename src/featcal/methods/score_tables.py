@@ -200,24 +200,3 @@ def stacked(tables: Iterable[Array]) -> Tensor:
     most = max(len(row) for row in rows)
     filled = [row if len(row) else np.zeros(1) for row in rows] if most else rows
     return torch.tensor(np.stack([np.pad(row, (0, most - len(row)), "edge") for row in filled]))
-
-
-def is_table(at: Tensor, values: Tensor, *, columns: bool = False, more: int) -> bool:
-    """Whether this is empty, or a table a fit can give.
-
-    Args:
-        at: its edges or nodes, which must ascend.
-        values: its values, which must be finite.
-        columns: whether there is one table per column.
-        more: values beyond the number of nodes: 1 for steps, 0 for lines, which need two.
-    """
-    if at.numel() == 0 and values.numel() == 0:
-        return True
-    shaped = at.ndim == values.ndim == 1 + columns and values.shape[:-1] == at.shape[:-1]
-    return (
-        shaped
-        and values.shape[-1] == at.shape[-1] + more > 1 - more
-        and bool((at.diff() >= 0).all())
-        and not bool(at.isnan().any())
-        and bool(values.isfinite().all())
-    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import ClassVar, final
 
@@ -12,9 +11,8 @@ from torch import Tensor
 
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import Problem, StepReport
+from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, measure
 from featcal.core.gradient import published_lbfgs
-from featcal.core.loss import CRITERIA, Loss, measure
 from featcal.core.progress import calm
 from featcal.core.scalar import Tempered, temper
 
@@ -56,10 +54,6 @@ class Temperature(LogitMap):
     def map_logits(self, logits: Tensor) -> Tensor:
         """Divides by T."""
         return logits / self.temperature.to(logits.dtype)
-
-    def sound(self) -> bool:
-        """Whether T is one finite number above 0."""
-        return self.temperature.numel() == 1 and 0 < float(self.temperature) < math.inf
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton for the NLL; a scan and a walk in log T for any other loss."""

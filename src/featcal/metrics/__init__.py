@@ -6,7 +6,18 @@ add up the summaries' `of_predictions`, and ask the sums: the summary of rows is
 their parts, that of no rows is neutral, and a rank's part becomes the whole by `reduced()`.
 """
 
-from featcal.metrics.bins import Bins, ClassBins, classwise_ece, ece, mce, rms_ce
+from featcal.metrics.bins import (
+    Bins,
+    ClassBins,
+    ProperSums,
+    accuracy,
+    brier,
+    classwise_ece,
+    ece,
+    mce,
+    nll,
+    rms_ce,
+)
 from featcal.metrics.inputs import Predictions, TopLabel, top_label
 from featcal.metrics.ordered import (
     Ordered,
@@ -25,7 +36,6 @@ from featcal.metrics.ordered import (
     smooth_ece,
     smooth_ece_of,
 )
-from featcal.metrics.proper import ProperSums, accuracy, brier, nll
 
 __all__ = [
     "Bins",

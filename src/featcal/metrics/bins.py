@@ -1,11 +1,14 @@
-"""Equal-width bins of the confidence, the summary behind ECE, MCE, RMS-CE and every diagram.
+"""Metrics that are sums over rows: proper scores, and equal-width bins.
 
-Guo, Pleiss, Sun and Weinberger, "On Calibration of Modern Neural Networks", 2017.
+Bins of the confidence are behind ECE, MCE, RMS-CE and every diagram (Guo, Pleiss, Sun and
+Weinberger, "On Calibration of Modern Neural Networks", 2017); bins of every class probability are
+behind the class-wise error (Kull et al., "Beyond temperature scaling: Obtaining well-calibrated
+multi-class probabilities with Dirichlet calibration", 2019).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from functools import reduce
 from operator import add
 from typing import Self, final
@@ -14,8 +17,8 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
+from featcal.core.batch import bin_edges, bin_index, bin_sums
 from featcal.core.checks import InputError
-from featcal.core.rows import bin_edges, bin_index, bin_sums
 from featcal.metrics.inputs import (
     Predictions,
     TopLabel,
@@ -25,6 +28,73 @@ from featcal.metrics.inputs import (
     checked_rows,
     top_label,
 )
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProperSums:
+    """Sums over the rows.
+
+    Attributes:
+        count: the number of rows.
+        log_loss: the summed -log p of the labels.
+        squared_error: the summed squared distance of the probabilities from the one-hot labels.
+        correct: how many predictions were right.
+    """
+
+    count: float
+    log_loss: float
+    squared_error: float
+    correct: float
+
+    @classmethod
+    def of(
+        cls, probs: Values = None, labels: Values = None, *, logits: Values = None
+    ) -> ProperSums:
+        """The sums of n predictions, given as probabilities or as logits."""
+        parts = Predictions.stream(probs, labels, logits=logits)
+        return reduce(add, map(cls.of_predictions, parts))
+
+    @classmethod
+    def of_predictions(cls, predictions: Predictions) -> ProperSums:
+        """The sums of predictions that are already read."""
+        probs, labels = predictions.probs, predictions.labels
+        true = probs.gather(1, labels[:, None])[:, 0].double()
+        # sum_k (p_k - y_k)^2 = sum_k p_k^2 - 2 p_y + 1, without a one-hot matrix.
+        squares = probs.square().sum(dtype=torch.float64) + (1 - 2 * true).sum()
+        return cls(
+            float(len(predictions)),
+            0.0 - float(predictions.log_true.sum(dtype=torch.float64)),  # never -0.0
+            float(squares),
+            float(predictions.correct.sum()),
+        )
+
+    def __add__(self, other: ProperSums) -> ProperSums:
+        return ProperSums(*map(add, astuple(self), astuple(other)))
+
+    def reduced(self) -> ProperSums:
+        """The sum over all processes."""
+        return ProperSums(*dist.total(torch.tensor(astuple(self), dtype=torch.float64)).tolist())
+
+    @property
+    def n(self) -> int:
+        """The number of rows."""
+        return int(self.count)
+
+    @property
+    def nll(self) -> float:
+        """Negative log-likelihood in nats: the mean of -log p of the label."""
+        return self.log_loss / checked_rows(self.n)
+
+    @property
+    def brier(self) -> float:
+        """Brier score, summed over the classes: 0 to 2, twice the binary convention."""
+        return self.squared_error / checked_rows(self.n)
+
+    @property
+    def accuracy(self) -> float:
+        """The share of rows whose largest probability, the first of equal ones, is the label's."""
+        return self.correct / checked_rows(self.n)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,37 +201,6 @@ class Bins(BinSums):
         return float((self.confidence - self.correct).sum()) / checked_rows(self.n)
 
 
-def ece(
-    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
-) -> float:
-    """Expected calibration error, see `Bins.ece`.
-
-    >>> ece(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))
-    0.25
-    """
-    return Bins.of(probs, labels, logits=logits, bins=bins).ece
-
-
-def mce(
-    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
-) -> float:
-    """Maximum calibration error, see `Bins.mce`; noisy, since one row can fill a bin."""
-    return Bins.of(probs, labels, logits=logits, bins=bins).mce
-
-
-def rms_ce(
-    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
-) -> float:
-    """Root mean square calibration error, see `Bins.rms_ce`."""
-    return Bins.of(probs, labels, logits=logits, bins=bins).rms_ce
-
-
-# --- Equal-width bins of every class probability, and the class-wise calibration error.
-#
-# Kull et al., "Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
-# Dirichlet calibration", 2019.
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class ClassBins(BinSums):
@@ -244,6 +283,50 @@ def _class_sums(probs: Tensor, labels: Tensor, bins: int) -> Tensor:
     sums[0, :, 0] += n - above.sum(0)
     sums[1, :, 0] += probs.masked_fill(above, 0).sum(0, dtype=torch.float64)
     return sums
+
+
+def nll(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
+    """Negative log-likelihood, see `ProperSums.nll`; a probability under 1e-12 counts as 1e-12."""
+    return ProperSums.of(probs, labels, logits=logits).nll
+
+
+def brier(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
+    """Brier score, see `ProperSums.brier`.
+
+    >>> brier(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    2.0
+    """
+    return ProperSums.of(probs, labels, logits=logits).brier
+
+
+def accuracy(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
+    """Top-1 accuracy, see `ProperSums.accuracy`."""
+    return ProperSums.of(probs, labels, logits=logits).accuracy
+
+
+def ece(
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
+) -> float:
+    """Expected calibration error, see `Bins.ece`.
+
+    >>> ece(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))
+    0.25
+    """
+    return Bins.of(probs, labels, logits=logits, bins=bins).ece
+
+
+def mce(
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
+) -> float:
+    """Maximum calibration error, see `Bins.mce`; noisy, since one row can fill a bin."""
+    return Bins.of(probs, labels, logits=logits, bins=bins).mce
+
+
+def rms_ce(
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
+) -> float:
+    """Root mean square calibration error, see `Bins.rms_ce`."""
+    return Bins.of(probs, labels, logits=logits, bins=bins).rms_ce
 
 
 def classwise_ece(

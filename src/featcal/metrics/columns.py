@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from featcal.core.checks import InputError
-from featcal.metrics.bins import Bins, ClassBins
+from featcal.metrics.bins import Bins, ClassBins, ProperSums
 from featcal.metrics.inputs import checked_rows
 from featcal.metrics.ordered import (
     Ordered,
@@ -21,7 +21,6 @@ from featcal.metrics.ordered import (
     debiased_ce_of,
     smooth_ece_of,
 )
-from featcal.metrics.proper import ProperSums
 
 
 @final

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from featcal.core.batch import is_single, two_classes, two_probs, wide, zero_or_one
+from featcal.core.batch import is_single, predicted, two_classes, two_probs, wide, zero_or_one
 from featcal.core.checks import (
     ROUNDING,
     InputError,
@@ -23,7 +23,6 @@ from featcal.core.checks import (
     sum_tolerance,
     whole_number,
 )
-from featcal.core.rows import predicted
 
 # Rows of numbers, where None means that another argument has them.
 Values = Tensor | NDArray[Any] | None

@@ -1,4 +1,4 @@
-"""Metrics that need the order of the confidences: equal-mass bins and the cumulative error.
+"""Metrics that need every confidence: equal-mass bins, cumulative and smooth errors, abstention.
 
 Equal confidences have no order. Wherever rows are ranked, each row of a tied run counts with the
 run's mean correctness, its expected value over all orders, so that no metric depends on the order
@@ -23,6 +23,15 @@ from featcal.metrics.inputs import (
     checked_rows,
     top_label,
 )
+
+# Of the smooth calibration error.
+MAX_TERMS = 8192
+NEGLIGIBLE = 1e-12  # the damping below which a term is left out
+REACH = math.sqrt(-2 * math.log(NEGLIGIBLE)) / math.pi  # terms needed at width s: REACH / s
+SMALLEST_WIDTH = REACH / MAX_TERMS  # 2.9e-4
+INTERVALS = 4096  # of the grid |r| is integrated on, at least
+BISECTIONS = 32  # the width is known to 2^-32
+TURNS = 64  # products before a cosine is computed afresh, so that rounding cannot pile up
 
 
 @final
@@ -64,6 +73,11 @@ class Ordered:
         correct = dist.gather(self.correct.to(torch.uint8)).bool()
         return Ordered(confidence if widest == 8 else confidence.float(), correct)
 
+    def runs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The u distinct confidences, ascending, the run of each row, and the rows of each run."""
+        values, run, size = torch.unique(self.confidence, return_inverse=True, return_counts=True)
+        return values, run, size
+
     def ranked(self) -> tuple[Tensor, Tensor]:
         """Ascending confidences and expected correctness, (n,) float64 each.
 
@@ -71,8 +85,7 @@ class Ordered:
         >>> rows.ranked()[1].tolist()
         [1.0, 0.5, 0.5]
         """
-        values, run = torch.unique(self.confidence, return_inverse=True)
-        size = torch.bincount(run, minlength=len(values))
+        values, run, size = self.runs()
         right = torch.bincount(run[self.correct], minlength=len(values))
         return (
             values.double().repeat_interleave(size),
@@ -104,23 +117,18 @@ def adaptive_ece_of(ordered: Ordered, *, bins: int = 15, reference: bool = False
             dropped while n still counts them, and tied confidences leave bins empty.
     """
     n = checked_rows(len(ordered))
-    if reference:
-        return _interpolated_ece(ordered, checked_bins(bins))
-    _, confidence, correct = ordered.groups(bins=bins)
-    return float((confidence - correct).abs().sum()) / n
-
-
-def _interpolated_ece(ordered: Ordered, bins: int) -> float:
-    order = ordered.confidence.sort().values
-    n = len(order)
+    if not reference:
+        _, confidence, correct = ordered.groups(bins=bins)
+        return float((confidence - correct).abs().sum()) / n
+    order, m = ordered.confidence.sort().values, checked_bins(bins)
     # Points past the last row take its value, as the published interpolation did.
-    at = torch.linspace(0, n, bins + 1, dtype=torch.float64).clamp(max=n - 1)
+    at = torch.linspace(0, n, m + 1, dtype=torch.float64).clamp(max=n - 1)
     low, high = order.double()[at.floor().long()], order.double()[at.ceil().long()]
     edges = (low + (high - low) * at.frac()).to(order.dtype)
     index = torch.bucketize(ordered.confidence, edges) - 1
     kept = index >= 0
     gap = ordered.confidence.double() - ordered.correct.double()
-    sums = torch.zeros(bins, dtype=torch.float64).index_add_(0, index[kept], gap[kept])
+    sums = torch.zeros(m, dtype=torch.float64).index_add_(0, index[kept], gap[kept])
     return float(sums.abs().sum()) / n
 
 
@@ -152,57 +160,18 @@ def ks_error_of(ordered: Ordered) -> float:
     return float((confidence - correct).cumsum(0).abs().max()) / n
 
 
-def adaptive_ece(
-    probs: Values = None,
-    labels: Values = None,
-    *,
-    logits: Values = None,
-    bins: int = 15,
-    reference: bool = False,
-) -> float:
-    """Equal-mass calibration error, see `adaptive_ece_of`.
-
-    >>> adaptive_ece(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))
-    0.25
-    """
-    ordered = Ordered.of(probs, labels, logits=logits)
-    return adaptive_ece_of(ordered, bins=bins, reference=reference)
-
-
-def debiased_ce(
-    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
-) -> float:
-    """Debiased root mean square calibration error, see `debiased_ce_of`."""
-    return debiased_ce_of(Ordered.of(probs, labels, logits=logits), bins=bins)
-
-
-def ks_error(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
-    """Kolmogorov-Smirnov calibration error, see `ks_error_of`."""
-    return ks_error_of(Ordered.of(probs, labels, logits=logits))
-
-
-# --- Smooth calibration error without bins (Blasiok and Nakkiran, "Smooth ECE", 2023).
-#
-# A Gaussian of width s reflected for ever at 0 and 1 is the heat kernel of [0, 1], so the smoothed
-# residual is a cosine series with a factor exp(-(pi k s)^2 / 2) on term k: a few coefficients of
-# the data, computed once, give it exactly for every s.
-
-MAX_TERMS = 8192
-NEGLIGIBLE = 1e-12  # the damping below which a term is left out
-REACH = math.sqrt(-2 * math.log(NEGLIGIBLE)) / math.pi  # terms needed at width s: REACH / s
-SMALLEST_WIDTH = REACH / MAX_TERMS  # 2.9e-4
-INTERVALS = 4096  # of the grid |r| is integrated on, at least
-BISECTIONS = 32  # the width is known to 2^-32
-TURNS = 64  # products before a cosine is computed afresh, so that rounding cannot pile up
-
-
 def smooth_ece_of(ordered: Ordered) -> float:
-    """The width s at which the smoothed residual's integral equals s itself.
+    """Smooth calibration error, without bins (Blasiok and Nakkiran, "Smooth ECE", 2023).
+
+    The width s at which the smoothed residual's integral equals s itself:
 
         r_s(t) = (1/n) sum_i K_s(t, f_i) (f_i - y_i),   smECE_s = integral of |r_s| over [0, 1]
 
-    smECE_s never rises with s, so the fixed point is found by bisection. A fixed point under
-    2.9e-4, the smallest width the terms resolve, is answered by smECE at that width.
+    A Gaussian of width s reflected for ever at 0 and 1 is the heat kernel of [0, 1], so r_s is a
+    cosine series with a factor exp(-(pi k s)^2 / 2) on term k: a few coefficients of the data,
+    computed once, give it exactly for every s. smECE_s never rises with s, so the fixed point is
+    found by bisection. One under 2.9e-4, the smallest width the terms resolve, is answered by smECE
+    at that width.
     """
     checked_rows(len(ordered))
     residual = _Residual(ordered.confidence, ordered.correct)
@@ -268,25 +237,13 @@ def smoothed_area(coefficients: Tensor, width: Tensor) -> Tensor:
     return (curve.sum(1) - (curve[:, 0] + curve[:, -1]) / 2) / intervals
 
 
-def smooth_ece(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
-    """Smooth calibration error of the confidence, see `smooth_ece_of`.
-
-    >>> round(smooth_ece(torch.tensor([[1.0, 0.0]]), torch.tensor([1])), 6)  # sure and wrong
-    1.0
-    """
-    return smooth_ece_of(Ordered.of(probs, labels, logits=logits))
-
-
-# --- How well confidence tells right from wrong: what a model that may abstain would gain.
-
-
 def auroc_of(ordered: Ordered) -> float:
     """The chance that a right row is more confident than a wrong one; ties count one half.
 
     NaN when all rows are right or all are wrong: there is nothing to separate.
     """
     checked_rows(len(ordered))
-    values, run = torch.unique(ordered.confidence, return_inverse=True)
+    values, run, _ = ordered.runs()
     right = torch.bincount(run[ordered.correct], minlength=len(values)).double()
     wrong = torch.bincount(run[~ordered.correct], minlength=len(values)).double()
     pairs = float(right.sum() * wrong.sum())
@@ -314,6 +271,44 @@ def e_aurc_of(ordered: Ordered) -> float:
     aurc = aurc_of(ordered)
     accuracy = ordered.correct.double().mean()
     return aurc - float(1 - accuracy + torch.xlogy(accuracy, accuracy))
+
+
+def adaptive_ece(
+    probs: Values = None,
+    labels: Values = None,
+    *,
+    logits: Values = None,
+    bins: int = 15,
+    reference: bool = False,
+) -> float:
+    """Equal-mass calibration error, see `adaptive_ece_of`.
+
+    >>> adaptive_ece(torch.tensor([[0.75, 0.25]]), torch.tensor([0]))
+    0.25
+    """
+    ordered = Ordered.of(probs, labels, logits=logits)
+    return adaptive_ece_of(ordered, bins=bins, reference=reference)
+
+
+def debiased_ce(
+    probs: Values = None, labels: Values = None, *, logits: Values = None, bins: int = 15
+) -> float:
+    """Debiased root mean square calibration error, see `debiased_ce_of`."""
+    return debiased_ce_of(Ordered.of(probs, labels, logits=logits), bins=bins)
+
+
+def ks_error(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
+    """Kolmogorov-Smirnov calibration error, see `ks_error_of`."""
+    return ks_error_of(Ordered.of(probs, labels, logits=logits))
+
+
+def smooth_ece(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:
+    """Smooth calibration error of the confidence, see `smooth_ece_of`.
+
+    >>> round(smooth_ece(torch.tensor([[1.0, 0.0]]), torch.tensor([1])), 6)  # sure and wrong
+    1.0
+    """
+    return smooth_ece_of(Ordered.of(probs, labels, logits=logits))
 
 
 def auroc(probs: Values = None, labels: Values = None, *, logits: Values = None) -> float:

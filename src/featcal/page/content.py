@@ -19,10 +19,9 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.progress import calm, track
 from featcal.data import Pack
-from featcal.data.manifest import MANIFEST
-from featcal.data.pack import sha256
+from featcal.data.pack import MANIFEST, sha256
 from featcal.methods.clip import FeatureClip
-from featcal.page.verdict import FROM, Choice, Place, facts_of
+from featcal.page.verdict import FROM, Facts, Place
 from featcal.page.wording import Summary, named, words
 from featcal.report.bootstrap import Resamples, checked_resamples
 from featcal.report.compare import (
@@ -115,14 +114,22 @@ class Content:
         asked: dict[str, Any] = {"bins": bins, "resamples": resamples, "seed": seed}
         with scene.calmly():
             found = compare(scene.fit, scene.seen.data, list(chosen), scene.head, **asked)
-            found = _with_files(found, files, scene, asked)
+            rows = list(found.rows)
+            for file, calibrator in track("scoring calibrators", list(files.items())):
+                started = perf_counter()
+                scores = evaluate(scene.seen.data, calibrator, scene.head, **asked)
+                name, spent = f"{calibrator!r}{FROM}{file}", perf_counter() - started
+                rows.append(Row(name, calibrator, scores, spent))
+            name = pack.path.resolve().name
+            settings = {"pack": name, "fit_split": fit, "test_split": test, **found.settings}
+            against = (None, *(0 for _ in rows[1:]))
+            found = replace(found, rows=tuple(rows), against=against, settings=settings)
             sources = [""] * (len(found) - len(files)) + list(files)
             pairs = list(zip(found, sources, strict=True))
             entries = tuple(
                 Entry.of(scene, row, file) for row, file in track("looking closely", pairs)
             )
             seen, unknown = origins(scene, found, len(files))
-            choice = Choice.of(found, seen)
             place = Place(
                 str(pack.path),
                 fit,
@@ -133,22 +140,31 @@ class Content:
                 seen=seen,
                 unknown=unknown,
             )
-            units = values = None
+            summary, units, values = Summary.of(Facts(found, place)), None, None
             if scene.has_features:
                 units = analysis.UnitMeans.of(scene.seen, groups=scene.groups, seed=seed)
                 kind: Any = {"groups": scene.groups, "signed": units.absolute}
                 values = analysis.FeatureValues.of(scene.seen, **kind)
+            manifest = sha256(pack.path / MANIFEST)  # it holds the sha256 of every other file
+            typed = shlex.quote(str(pack.path))
             return cls(
                 scene,
                 found,
-                Summary.of(facts_of(found, choice, place), choice),
+                summary,
                 entries,
-                (entries[0].classes, entries[choice.pick or 0].classes),
+                (entries[0].classes, entries[summary.pick or 0].classes),
                 units,
                 values,
                 sweeps_of(scene, found),
                 () if scene.has_features else (words().no_features,),
-                _about(scene, found, command),
+                {
+                    "pack": {**pack.summary(), "path": str(pack.path), "sha256": manifest},
+                    "command": command or f"featcal report {typed} -o report.html",
+                    "fitted_on": {"split": fit, "rows": scene.fit_rows},
+                    "scored_on": {"split": test, "rows": scene.test_rows},
+                    "settings": settings,
+                    "confident": SURE,
+                },
             )
 
     @property
@@ -284,18 +300,17 @@ class Entry:
     @classmethod
     def of(cls, scene: Scene, row: Row, file: str = "") -> Entry:
         """Looks at the scored rows through a fitted recipe."""
-        of, bins = (scene.seen, row.calibrator), scene.bins
+        names, bins = scene.pack.manifest.class_names, scene.bins
         with reading(scene.seen, calibrator=row.calibrator) as rows:
-            said, so = claims(rows, row.calibrator)[1]
-        return cls(
-            row,
-            file,
-            analysis.BandedDiagram.of_pairs(said, so, scene.drawn, bins=bins, title=row.recipe),
-            analysis.ConfidentCounts.of(*of),
-            analysis.EntropyGrowth.of(*of, groups=scene.groups),
-            analysis.ChangedPredictions.of(*of),
-            analysis.GroupCalibration.of(*of, names=scene.pack.manifest.class_names, bins=bins),
-        )
+            return cls(
+                row,
+                file,
+                analysis.BandedDiagram.of_claims(claims(rows)[1], scene.drawn, bins, row.recipe),
+                analysis.ConfidentCounts.of_rows(rows),
+                analysis.EntropyGrowth.of_rows(rows, groups=scene.groups),
+                analysis.ChangedPredictions.of_rows(rows),
+                analysis.GroupCalibration.of_rows(rows, names=names, bins=bins),
+            )
 
     @property
     def recipe(self) -> str:
@@ -336,23 +351,6 @@ def check_train(calibrator: Calibrator) -> None:
         )
 
 
-def _with_files(
-    found: Comparison, files: Mapping[str, Calibrator], scene: Scene, asked: dict[str, Any]
-) -> Comparison:
-    """The comparison with a row for every calibrator that was fitted beforehand."""
-    rows = list(found.rows)
-    for file, calibrator in track("scoring calibrators", list(files.items())):
-        started = perf_counter()
-        scores = evaluate(scene.seen.data, calibrator, scene.head, **asked)
-        rows.append(
-            Row(f"{calibrator!r}{FROM}{file}", calibrator, scores, perf_counter() - started)
-        )
-    against = (None, *(0 for _ in rows[1:]))
-    where = dict(zip(("fit_split", "test_split"), scene.splits, strict=True))
-    settings = {"pack": scene.pack.path.resolve().name, **where, **found.settings}
-    return replace(found, rows=tuple(rows), against=against, settings=settings)
-
-
 # Of a loss: as much as another number of threads moves a mean of float32 logits, and a millionth of
 # what other rows would.
 SAME = 1e-7
@@ -391,26 +389,18 @@ def origins(scene: Scene, found: Comparison, files: int) -> tuple[tuple[int, ...
 Clipped = tuple[str | None, float]  # what comes after a clip, and where a fit has put it
 
 
-def clipped(calibrator: Calibrator | None) -> Clipped | None:
-    """A recipe that begins with a clip; None where a sweep makes no sense."""
+def clipped(calibrator: Calibrator | None) -> tuple[Clipped | None, Calibrator | None]:
+    """What a sweep needs to know of a recipe that begins with a clip, or why it has no sweep.
+
+    That is a step behind it that cannot be refitted from logits, or not sixty times.
+    """
     steps = [] if calibrator is None else calibrator.steps_in_order()
-    if not steps or not isinstance(steps[0], FeatureClip) or any(map(_expensive, steps[1:])):
-        return None
-    return " | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold)
-
-
-def why_no_sweep(calibrator: Calibrator | None) -> str | Calibrator | None:
-    """Why a recipe with a clip has no sweep: "order", or the step behind it that is expensive."""
-    steps = [] if calibrator is None else calibrator.steps_in_order()
-    clips = [place for place, step in enumerate(steps) if isinstance(step, FeatureClip)]
-    if not clips:
-        return None
-    return "order" if clips[0] > 0 else next(filter(_expensive, steps[1:]), None)
-
-
-def _expensive(step: Calibrator) -> bool:
-    """Whether a step cannot be refitted from logits, or not sixty times."""
-    return step.needs_features or step.needs_train or step.quick is not None
+    if not steps or not isinstance(steps[0], FeatureClip):
+        return None, None
+    for step in steps[1:]:
+        if step.needs_features or step.needs_train or step.quick is not None:
+            return None, step
+    return (" | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold)), None
 
 
 def sweeps_of(scene: Scene, rows: Iterable[Row]) -> tuple[analysis.ClipSweep, ...]:
@@ -422,7 +412,7 @@ def sweeps_of(scene: Scene, rows: Iterable[Row]) -> tuple[analysis.ClipSweep, ..
     """
     if not scene.has_features:
         return ()
-    given = {row.recipe: clipped(row.calibrator) for row in rows}
+    given = {row.recipe: clipped(row.calibrator)[0] for row in rows}
     known = {recipe: one for recipe, one in given.items() if one is not None}
     if "clip" not in known:
         clip = FeatureClip()
@@ -449,17 +439,3 @@ def sweep(scene: Scene, recipes: Mapping[str, Clipped]) -> tuple[analysis.ClipSw
     )
     # The curves know no arguments of a clip; the threshold that its fit chose is its own.
     return tuple(replace(one, recipe=name) for one, name in zip(found, recipes, strict=True))
-
-
-def _about(scene: Scene, found: Comparison, command: str) -> dict[str, Any]:
-    """Where the numbers come from: enough to check them and to make them again."""
-    pack, (fit, test) = scene.pack, scene.splits
-    manifest = sha256(pack.path / MANIFEST)  # it holds the sha256 of every other file
-    return {
-        "pack": {**pack.summary(), "path": str(pack.path), "sha256": manifest},
-        "command": command or f"featcal report {shlex.quote(str(pack.path))} -o report.html",
-        "fitted_on": {"split": fit, "rows": scene.fit_rows},
-        "scored_on": {"split": test, "rows": scene.test_rows},
-        "settings": found.settings,
-        "confident": SURE,
-    }

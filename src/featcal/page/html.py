@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, final
 from featcal.analysis import ChangedPredictions, ClipSweep, GroupCalibration
 from featcal.metrics.columns import columns
 from featcal.page.content import Content, Entry
-from featcal.page.verdict import contest
-from featcal.page.wording import ASSETS, environment, findings, missing, named, percent, say, words
+from featcal.page.verdict import Certainty, contest
+from featcal.page.wording import ASSETS, environment, missing, named, percent, say, words
 from featcal.report.compare import NONE, Comparison
-from featcal.report.tables import notes
+from featcal.report.tables import Table as TextTable
+from featcal.report.tables import metric_cells, notes
 from featcal.version import __version__
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ def page_words(content: Content) -> dict[str, list[str]]:
 
 
 def _findings(content: Content) -> list[tuple[str, str]]:
-    return findings({entry.recipe: entry.entropy for entry in content.entries[1:]})
+    """Whom each clip makes less certain: a short sentence, and the numbers behind it."""
+    growths = {entry.recipe: entry.entropy for entry in content.entries[1:]}
+    found = Certainty.of_all(growths)
+    return [(say("certainty", one), say("certainty_numbers", one)) for one in found]
 
 
 def _most_changed(content: Content) -> Entry:
@@ -224,29 +228,20 @@ def comparison_table(comparison: Comparison, seen: Sequence[int] = ()) -> Table:
         seen: places of those that were fitted on the scored rows: they are not judged.
     """
     fair = [place for place in range(len(comparison)) if place not in seen]
-    rows: list[list[Cell]] = []
-    for place, row in enumerate(comparison):
-        name = _recipe(row.recipe)
-        if place in seen:
-            name = replace(name, small=f"{name.small}, fitted on these very rows")
-        rows.append([name])
+    rows = [[_recipe(row.recipe)] for row in comparison]
+    for place in seen:
+        (name,) = rows[place]
+        rows[place] = [replace(name, small=f"{name.small}, fitted on these very rows")]
     for column in columns(SHOWN):
-        gap = column.name == "overconfidence"
-        found = contest(comparison, column.name, fair)
-        clear = found is not None and found.clear and len(found.alike) < len(fair)
-        for place, row in enumerate(comparison):
-            value, ends = row.scores.metrics[column.name], row.scores.interval(column.name)
-            known = comparison.difference(place, column.name)
-            judged = None if known is None else known.verdict
-            mark = "best" if clear and found is not None and place in found.alike else judged
-            rows[place].append(
-                Cell(
-                    column.number(value),
-                    _known(abs(value) if gap else value),  # too modest is no better than too sure
-                    _span(column.number(ends.low), column.number(ends.high)),
-                    mark if place in fair and mark not in (None, "undecided") else "",
-                )
-            )
+        alike, tied = contest(comparison, column.name, fair)
+        clear = alike == tied and len(alike) < len(fair)
+        for place, cell in enumerate(metric_cells(comparison, column)):
+            # Too modest is no better than too sure.
+            value = abs(cell.value) if column.name == "overconfidence" else cell.value
+            judged = "" if cell.finding is None else cell.finding[1]
+            mark = "best" if clear and place in alike else judged
+            shown = (cell.number, _known(value), cell.range, mark if place in fair else "")
+            rows[place].append(Cell(*shown))
     return Table.of("comparison", map(tuple, rows))
 
 
@@ -369,19 +364,16 @@ def rows_html(rows: Mapping[str, Cells]) -> dict[str, str]:
 
 
 def _markdown_table(table: Table) -> str:
-    """The table as Markdown; bars inside code would end a cell even there."""
+    """The table as Markdown."""
 
     def text(cell: Cell) -> str:
-        plain = cell.text.replace("|", "\\|")
         if cell.code:
-            return f"`{plain}`"
+            return f"`{cell.text}`"
         best = cell.mark == "best"
-        parts = (f"**{plain}**" if best else plain, cell.small, "" if best else cell.mark)
+        parts = (f"**{cell.text}**" if best else cell.text, cell.small, "" if best else cell.mark)
         return " ".join(filter(None, parts))
 
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
-    rule = ("---:" if head.numeric else "---" for head in table.heads)
-    lines = [line(head.text for head in table.heads), line(rule)]
-    return "\n".join([*lines, *(line(map(text, row)) for row in table.rows)])
+    heads = tuple(head.text for head in table.heads)
+    rows = tuple(tuple(map(text, row)) for row in table.rows)
+    numeric = [head.numeric for head in table.heads]
+    return TextTable(table.caption, heads, rows).markdown(gap=" ", numeric=numeric)

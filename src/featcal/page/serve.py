@@ -16,15 +16,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, final
 
-from featcal.analysis import ClipSweep
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.text import parse
-from featcal.page.content import Content, Entry, check_train, clipped, sweep, why_no_sweep
+from featcal.page.content import Content, Entry, check_train, clipped, sweep
 from featcal.page.html import comparison_table, recipe_cells, rows_html
 from featcal.page.verdict import Certainty, idle
 from featcal.page.wording import say
-from featcal.report.compare import NONE, Comparison, Row, compare
+from featcal.report.compare import NONE, compare
 
 
 @final
@@ -55,18 +54,28 @@ class Live:
             InputError: for text that is no recipe, or one that this pack cannot serve.
         """
         name = repr(self.checked(recipe))
-        with self.content.scene.calmly():
-            row = self._row(name)
-            entry = Entry.of(self.content.scene, row)
-            swept = self._sweep(row)
-        shown = self._side_by_side(row, beside)
+        scene, own = self.content.scene, self.content.comparison
+        with scene.calmly():
+            if name not in self.known:
+                asked = {key: own.settings[key] for key in ("bins", "resamples", "seed")}
+                found = compare(scene.fit, scene.seen.data, [name], scene.head, **asked)
+                self.known[name] = found[0]
+            row = self.known[name]
+            entry, (clip, why) = Entry.of(scene, row), clipped(row.calibrator)
+            swept = [one for one in self.content.sweeps if one.recipe == name]
+            if clip is not None and not swept:
+                swept = list(sweep(scene, {name: clip}))
+        # The page's own rows, those tried before that it shows, and this one; each once.
+        tried = [self.known[one] for one in beside if one in self.known]
+        rows_shown = tuple({one.recipe: one for one in (*own, *tried, row)}.values())
+        shown = replace(own, rows=rows_shown, against=(None, *(0 for _ in rows_shown[1:])))
         table = comparison_table(shown, self.content.summary.seen)  # its own rows first
         judged = {row.recipe: cells for row, cells in zip(shown, table.rows, strict=True)}
         rows = {"comparison": judged.pop(name), **recipe_cells(entry)}
         place = [one.recipe for one in shown].index(name)
         differences = shown.as_json()["rows"][place]["differences"]
         growths = {known.recipe: known.entropy for known in self.content.entries}
-        certainty, why = Certainty.of(name, entry.entropy, growths), why_no_sweep(row.calibrator)
+        certainty = Certainty(name, entry.entropy, growths)
         told = [
             *(say("idle", one) for one in idle([row])),
             "" if why is None else say("no_sweep", why),
@@ -77,7 +86,7 @@ class Live:
             "entry": {**entry.as_json(), "differences": differences},
             "rows": rows_html(rows),
             "judged": rows_html(judged),
-            "sweep": None if swept is None else swept.as_json(),
+            "sweep": swept[0].as_json() if swept else None,
             "words": list(filter(None, told)),
         }
 
@@ -96,27 +105,6 @@ class Live:
         if calibrator.needs_features and not self.content.scene.has_features:
             raise InputError(f"{calibrator!r} works on features, and this pack holds logits alone")
         return calibrator
-
-    def _row(self, name: str) -> Row:
-        if name not in self.known:
-            scene, settings = self.content.scene, self.content.comparison.settings
-            asked = {key: settings[key] for key in ("bins", "resamples", "seed")}
-            (self.known[name],) = compare(scene.fit, scene.seen.data, [name], scene.head, **asked)
-        return self.known[name]
-
-    def _sweep(self, row: Row) -> ClipSweep | None:
-        for known in self.content.sweeps:
-            if known.recipe == row.recipe:
-                return known
-        found = clipped(row.calibrator)
-        return None if found is None else sweep(self.content.scene, {row.recipe: found})[0]
-
-    def _side_by_side(self, row: Row, beside: Sequence[str]) -> Comparison:
-        """The page's own rows, those tried before that it shows, and this one; each once."""
-        own = self.content.comparison
-        tried = [self.known[name] for name in beside if name in self.known]
-        rows = {one.recipe: one for one in (*own, *tried, row)}
-        return replace(own, rows=tuple(rows.values()), against=(None, *(0 for _ in list(rows)[1:])))
 
 
 HOST = "127.0.0.1"

@@ -17,7 +17,6 @@ from featcal.metrics.bins import Bins
 from featcal.metrics.columns import COLUMNS
 from featcal.report.bootstrap import ROUNDING, Difference, Interval
 from featcal.report.compare import Comparison, Row
-from featcal.report.scores import Scores
 
 Kind = Literal["over", "under", "calibrated", "mixed", "unclear"]
 Pair = tuple[float, float]  # what it says, and how often it is right
@@ -55,40 +54,32 @@ class Place:
 
 
 @final
-@dataclass(frozen=True, eq=False)
 class Judged:
     """A recipe beside the network as it is.
 
     Attributes:
         text: of the recipe.
         scores: on the scored rows.
-        nll: the paired difference from the network as it is; the others likewise.
+        nll: the paired difference from the network as it is; `ece`, `brier`, `accuracy` likewise.
+        harms: the metrics of calibration by which it is known to be worse than nothing.
     """
 
-    text: str
-    scores: Scores
-    nll: Difference
-    ece: Difference
-    brier: Difference
-    accuracy: Difference
-
-    @classmethod
-    def of(cls, comparison: Comparison, place: int) -> Judged:
-        """The recipe at a place of a comparison."""
-        metrics = ("nll", "ece", "brier", "accuracy")
-        row, found = comparison[place], (paired(comparison, place, 0, name) for name in metrics)
-        return cls(row.recipe, row.scores, *found)
-
-    @property
-    def harms(self) -> list[str]:
-        """The metrics of calibration by which it is known to be worse than nothing."""
-        return [name for name in HONESTY if getattr(self, name).verdict == "worse"]
+    def __init__(self, comparison: Comparison, place: int) -> None:
+        self.text, self.scores = comparison[place].recipe, comparison[place].scores
+        self.nll, self.ece, self.brier, self.accuracy = (
+            paired(comparison, place, 0, name) for name in ("nll", "ece", "brier", "accuracy")
+        )
+        self.harms = [name for name in HONESTY if getattr(self, name).verdict == "worse"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
 class Facts:
     """What there is to say on the first screen. Recipes are given by their texts.
+
+    The recipe to use is the simplest of those that lower the loss by more than chance, are not
+    known to make calibration worse, and are not beaten by another of them. NLL may fall while
+    calibration gets worse, where a few rows that were given next to no probability (wrong labels,
+    as a rule) weigh more than all others.
 
     Attributes:
         kind: which way the network errs.
@@ -98,7 +89,8 @@ class Facts:
         under: the same of those that claim too little.
         where: pack and splits.
         tried: how many recipes were tried that had not seen the scored rows.
-        pick: the recipe to use; None to leave the model as it is.
+        place: of the recipe to use; None to leave the model as it is.
+        pick: that recipe.
         alike: others that helped and give the same as it does on every row.
         rivals: others that helped and cannot be told from it by NLL.
         spares: whether it was preferred to a simpler rival because that one costs accuracy.
@@ -117,166 +109,88 @@ class Facts:
         command: what to type next; "" where there is nothing to do.
     """
 
-    kind: Kind
-    raw: Scores
-    example: Pair | None
-    over: Pair | None
-    under: Pair | None
-    where: Place
-    tried: int
-    pick: Judged | None
-    alike: list[str]
-    rivals: list[str]
-    spares: bool
-    beats: bool
-    doubtful: list[str]
-    harmful: list[Judged]
-    lower: Judged | None
-    lower_nll: str | None
-    left: Kind | None
-    changed: int
-    seen: list[str]
-    unknown: bool
-    intervals: bool
-    idle: list[Idle]
-    untried: list[str]
-    command: str
+    pick: Judged | None = None
+    lower: Judged | None = None
+    lower_nll: str | None = None
+    left: Kind | None = None
+    changed = 0
+    unknown = False
 
-
-def facts_of(comparison: Comparison, chosen: Choice, where: Place) -> Facts:
-    """What the comparison says; the row of the network as it is stands first."""
-    raw, kind, pick = comparison[0], verdict(comparison[0]), chosen.pick
-    fair = [place for place in range(1, len(comparison)) if place not in chosen.seen]
-    alike, rivals, beaten, doubtful, lower = (list[int]() for _ in range(5))
-    if pick is not None:
-        found = contest(comparison, "nll", chosen.helped)
-        assert found is not None
-        for place in fair:
-            nll = paired(comparison, place, pick, "nll")
-            if place in chosen.helped and place != pick:
-                side = alike if _same(nll) else rivals if place in found.tied else beaten
-                side.append(place)
-            if place not in (*chosen.helped, *chosen.harmful) and nll.verdict != "worse":
-                doubtful.append(place)
-            against = (paired(comparison, place, one, "ece").verdict for one in (0, pick))
-            if place != pick and all(judged == "better" for judged in against):
-                lower.append(place)
-
-    def by(metric: str, places: Iterable[int]) -> list[int]:
-        return sorted(places, key=lambda place: comparison[place].scores.metrics[metric])
-
-    def texts(places: Iterable[int]) -> list[str]:
-        return [comparison[place].recipe for place in places]
-
-    over, under = _astray(raw.scores.bins)
-    best = by("ece", lower)[0] if lower else None
-    tried = {comparison[place].recipe.partition(FROM)[0] for place in fair}
-    untried = [recipe for recipe in TRY_NEXT if recipe not in tried]
-    return Facts(
-        kind,
-        raw.scores,
-        _example(kind, raw.scores.bins),
-        over,
-        under,
-        where,
-        len(fair),
-        None if pick is None else Judged.of(comparison, pick),
-        texts(alike),
-        texts(rivals),
-        spares=pick is not None
-        and any(complexity(comparison[one]) < complexity(comparison[pick]) for one in rivals),
-        beats=bool(beaten),
-        doubtful=texts(doubtful),
-        harmful=[Judged.of(comparison, place) for place in by("nll", chosen.harmful)],
-        lower=None if best is None else Judged.of(comparison, best),
-        lower_nll=None
-        if best is None or pick is None
-        else paired(comparison, best, pick, "nll").verdict,
-        left=None if pick is None else verdict(comparison[pick]),
-        changed=where.changed[pick] if pick is not None and where.changed else 0,
-        seen=texts(chosen.seen),
-        unknown=pick in where.unknown,
-        intervals=raw.scores.n > 1 and bool(comparison.settings.get("resamples")),
-        idle=idle(comparison),
-        untried=untried,
-        command=_command(comparison, kind, pick, untried, where),
-    )
-
-
-@final
-@dataclass(frozen=True)
-class Choice:
-    """What to use, and why not the others.
-
-    NLL may fall while calibration gets worse, where a few rows that were given next to no
-    probability (wrong labels, as a rule) weigh more than all others.
-
-    Attributes:
-        pick: the place of the recipe to use: the simplest of those that helped and that no other
-            of them beats by NLL; None to leave the model as it is.
-        helped: places of the rows that lower the loss by more than chance, and are not known to
-            make calibration worse.
-        harmful: places of those that lower the loss by more than chance, and are.
-        seen: places of those that were fitted on the scored rows, whose numbers say nothing.
-    """
-
-    pick: int | None
-    helped: tuple[int, ...]
-    harmful: tuple[int, ...]
-    seen: tuple[int, ...]
-
-    @classmethod
-    def of(cls, comparison: Comparison, seen: tuple[int, ...] = ()) -> Choice:
-        """Chooses by NLL, among those that do not pay for it with calibration."""
-
-        def judged(place: int, metric: str) -> str | None:
-            return paired(comparison, place, 0, metric).verdict
-
-        fair = [place for place in range(1, len(comparison)) if place not in seen]
-        likelier = [place for place in fair if judged(place, "nll") == "better"]
-        harmful = tuple(
-            place for place in likelier if "worse" in [judged(place, name) for name in HONESTY]
-        )
-        helped = tuple(place for place in likelier if place not in harmful)
-        best = contest(comparison, "nll", helped)
+    def __init__(self, comparison: Comparison, where: Place) -> None:
+        def against(place: int, other: int, metric: str) -> str | None:
+            return paired(comparison, place, other, metric).verdict
 
         def costs(place: int) -> tuple[bool, tuple[int, int]]:
-            return judged(place, "accuracy") == "worse", complexity(comparison[place])
+            return against(place, 0, "accuracy") == "worse", complexity(comparison[place])
 
-        pick = None if best is None else min(best.tied, key=costs)
-        return cls(pick, helped, harmful, seen)
+        def by(metric: str, places: Iterable[int]) -> list[int]:
+            return sorted(places, key=lambda place: comparison[place].scores.metrics[metric])
+
+        def texts(places: Iterable[int]) -> list[str]:
+            return [comparison[place].recipe for place in places]
+
+        raw = comparison[0].scores
+        self.where, self.raw, self.kind = where, raw, verdict(comparison[0])
+        self.example = _example(self.kind, raw.bins)
+        self.over, self.under = _astray(raw.bins)
+        self.intervals = raw.n > 1 and bool(comparison.settings.get("resamples"))
+        self.idle, self.seen = idle(comparison), texts(where.seen)
+        fair = [place for place in range(1, len(comparison)) if place not in where.seen]
+        tried = {recipe.partition(FROM)[0] for recipe in texts(fair)}
+        self.tried, self.untried = len(fair), [one for one in TRY_NEXT if one not in tried]
+        likelier = [place for place in fair if against(place, 0, "nll") == "better"]
+        harmful = [
+            place
+            for place in likelier
+            if any(against(place, 0, name) == "worse" for name in HONESTY)
+        ]
+        self.harmful = [Judged(comparison, place) for place in by("nll", harmful)]
+        helped = [place for place in likelier if place not in harmful]
+        _, tied = contest(comparison, "nll", helped)
+        pick = self.place = min(tied, key=costs) if tied else None
+        self.command = _command(comparison, self.kind, pick, self.untried, where)
+        alike, rivals, doubtful, lower = (list[int]() for _ in range(4))
+        if pick is not None:
+            self.pick, self.left = Judged(comparison, pick), verdict(comparison[pick])
+            self.changed = where.changed[pick] if where.changed else 0
+            self.unknown = pick in where.unknown
+            for place in (place for place in fair if place != pick):
+                nll = paired(comparison, place, pick, "nll")
+                if place in helped and _same(nll):
+                    alike.append(place)
+                elif place in helped and place in tied:
+                    rivals.append(place)
+                elif place not in likelier and nll.verdict != "worse":
+                    doubtful.append(place)
+                if all(against(place, one, "ece") == "better" for one in (0, pick)):
+                    lower.append(place)
+            if lower:
+                place = by("ece", lower)[0]
+                self.lower, self.lower_nll = Judged(comparison, place), against(place, pick, "nll")
+        self.alike, self.rivals, self.doubtful = map(texts, (alike, rivals, doubtful))
+        self.beats = pick is not None and len(helped) > 1 + len(alike) + len(rivals)
+        self.spares = any(costs(one)[1] < costs(pick)[1] for one in rivals if pick is not None)
 
 
-@final
-@dataclass(frozen=True)
-class Contest:
-    """Which rows are the best by one metric.
+def contest(
+    comparison: Comparison, metric: str, among: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Which of some rows are the best by a metric; none where there is nothing to choose from.
 
-    Attributes:
-        alike: places of the rows that have the best value on every resample, the best among them:
-            a pipeline whose first step does nothing is the same as the rest of it.
-        tied: places of all rows whose paired difference from it may be chance, those among them.
+    Returns:
+        the places of the rows that have the best value on every resample, the best among them (a
+        pipeline whose first step does nothing is the same as the rest of it); and of all rows whose
+        paired difference from it may be chance, those among them. Where both are the same, the
+        intervals say that nothing else is as good.
     """
-
-    alike: tuple[int, ...]
-    tied: tuple[int, ...]
-
-    @property
-    def clear(self) -> bool:
-        """Whether the intervals say that nothing else is as good."""
-        return self.tied == self.alike
-
-
-def contest(comparison: Comparison, metric: str, among: Sequence[int]) -> Contest | None:
-    """The best of some rows by a metric; None where there is nothing to choose from."""
     column = COLUMNS[metric]
     if not among or column.better == 0:
-        return None
+        return (), ()
     best = max(among, key=lambda place: column.merit(comparison[place].scores.metrics[metric]))
     found = {place: paired(comparison, place, best, metric) for place in among}
     alike = tuple(place for place in among if place == best or _same(found[place]))
     tied = tuple(place for place in among if place in alike or found[place].verdict != "worse")
-    return Contest(alike, tied)
+    return alike, tied
 
 
 def complexity(row: Row) -> tuple[int, int]:
@@ -445,16 +359,18 @@ CONTROL = "temperature"  # divides all logits by one number, whatever the featur
 
 
 @final
-@dataclass(frozen=True, eq=False)
 class Certainty:
     """Whether a recipe takes certainty from wrong answers or from right ones.
 
     The paper's own evidence for clipping (Tao, Dong and Xu, AAAI 2025), held against a recipe that
     never looks at features: any softening may do what is claimed.
 
-    Attributes:
+    Args:
         recipe: its text.
-        found: the entropies.
+        found: its entropies.
+        growths: those of all recipes by their texts; the control may be among them.
+
+    Attributes:
         outcome: "empty" where a group has no rows, "unchanged" where nothing happens, "unknown"
             without an interval, "alike", "undecided", "wrong" where it takes more from wrong
             answers (or gives more to them), "right".
@@ -464,53 +380,39 @@ class Certainty:
         beside: how strongly the control does the same: "not", "less", "more" or "about as".
     """
 
-    recipe: str
-    found: EntropyGrowth
-    outcome: str
-    takes: bool
-    claim: bool | None
-    control: EntropyGrowth | None
-    beside: str
-
-    @classmethod
-    def of(
-        cls, recipe: str, found: EntropyGrowth, growths: Mapping[str, EntropyGrowth]
-    ) -> Certainty:
-        """Judges the entropies of a recipe.
-
-        Args:
-            recipe: its text.
-            found: its entropies.
-            growths: those of all recipes by their texts; the control may be among them.
-        """
+    def __init__(
+        self, recipe: str, found: EntropyGrowth, growths: Mapping[str, EntropyGrowth]
+    ) -> None:
+        self.recipe, self.found = recipe, found
         low, high = found.interval.low, found.interval.high
         grew = [float(growth) for growth in found.growth]
-        takes = sum(grew) > 0
+        self.takes = sum(grew) > 0
         if not all(found.groups.sizes):
-            outcome = "empty"
+            self.outcome = "empty"
         elif max(map(abs, grew)) < SAME:
-            outcome = "unchanged"
+            self.outcome = "unchanged"
         elif math.isnan(low):
-            outcome = "unknown"
+            self.outcome = "unknown"
         elif max(abs(found.gap), abs(low), abs(high)) < SAME:
-            outcome = "alike"
+            self.outcome = "alike"
         elif low <= 0 <= high:
-            outcome = "undecided"
+            self.outcome = "undecided"
         else:
-            outcome = "wrong" if (low > 0) == takes else "right"
-        decided = outcome in ("wrong", "right") and takes
-        control = growths.get(CONTROL) if recipe.startswith("clip") else None
-        beside = ""
-        if control is None or not decided or outcome == "right":
-            control = None
-        elif control.interval.low <= 0:
-            beside = "not"
-        elif control.interval.high < low:
-            beside = "less"
-        else:
-            beside = "more" if control.interval.low > high else "about as"
-        claim = outcome == "wrong" if _is_clip(recipe) and decided else None
-        return cls(recipe, found, outcome, takes, claim, control, beside)
+            self.outcome = "wrong" if (low > 0) == self.takes else "right"
+        decided = self.outcome in ("wrong", "right") and self.takes
+        self.claim = self.outcome == "wrong" if _is_clip(recipe) and decided else None
+        self.control: EntropyGrowth | None = None
+        self.beside = ""
+        if recipe.startswith("clip") and decided and self.outcome == "wrong":
+            self.control = growths.get(CONTROL)
+        if self.control is not None:
+            other = self.control.interval
+            if other.low <= 0:
+                self.beside = "not"
+            elif other.high < low:
+                self.beside = "less"
+            else:
+                self.beside = "more" if other.low > high else "about as"
 
     @classmethod
     def of_all(cls, growths: Mapping[str, EntropyGrowth]) -> list[Certainty]:
@@ -519,7 +421,7 @@ class Certainty:
         Args:
             growths: of each recipe by its text, that of the network as it is left out.
         """
-        found = [cls.of(recipe, growth, growths) for recipe, growth in growths.items()]
+        found = [cls(recipe, growth, growths) for recipe, growth in growths.items()]
         return [one for one in found if _is_clip(one.recipe)] or found[:1]
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from featcal.analysis import EntropyGrowth
 from featcal.analysis.changes import FEW
 from featcal.core.checks import InputError
 from featcal.core.fit import plain
 from featcal.metrics.columns import COLUMNS
-from featcal.page.verdict import FEW_ROWS, FROM, SAME, Certainty, Choice, Facts, Kind
+from featcal.page.verdict import FEW_ROWS, FROM, SAME, Facts, Kind
 from featcal.report.bootstrap import Interval
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Summary:
     seen: tuple[int, ...]
 
     @classmethod
-    def of(cls, facts: Facts, chosen: Choice) -> Summary:
+    def of(cls, facts: Facts) -> Summary:
         """Says the facts."""
         questions: dict[str, str] = words().questions
         asked = questions if facts.tried or facts.seen else ("how_far", "what_to_do")
@@ -72,21 +71,13 @@ class Summary:
             facts.command,
             tuple(Point(questions[name], say(name, facts)) for name in asked),
             (*filter(None, cautions), *(say("idle", one) for one in facts.idle)),
-            chosen.pick,
-            chosen.seen,
+            facts.place,
+            facts.where.seen,
         )
 
     def as_json(self) -> dict[str, Any]:
         """The public form."""
         return plain(asdict(self))  # type: ignore[no-any-return]
-
-
-def findings(growths: Mapping[str, EntropyGrowth]) -> list[tuple[str, str]]:
-    """Whom each clip makes less certain: a short sentence, and the numbers behind it."""
-    return [
-        (say("certainty", found), say("certainty_numbers", found))
-        for found in Certainty.of_all(growths)
-    ]
 
 
 def say(macro: str, facts: Any) -> str:  # noqa: ANN401 - whatever the macro is about

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Data
+from featcal.core.batch import Data, bin_edges, bin_index
 from featcal.core.checks import InputError, whole_number
 from featcal.core.fit import plain
 from featcal.core.progress import calm, tell
-from featcal.core.rows import bin_edges, bin_index
 from featcal.metrics import Ordered, Predictions
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.ordered import INTERVALS, SMALLEST_WIDTH, series_terms, smoothed_area
@@ -101,17 +100,24 @@ def first_row(data: Data) -> int:
 class Bootstrap:
     """The replicates of every metric of one recipe, from its rows as they are scored.
 
-    Kept of each row: its loss and squared error, and what the class-wise error needs.
+    Kept of each row are its loss and squared error, and what the class-wise error needs. A row
+    holds fewer than m probabilities above 1 / m. They are kept, one by one, each with its cell
+    (class and bin); all the others lie in the first bin of their class, and there the sums over all
+    resamples are one product of the n x k gaps with the counts: the gaps are not kept.
 
     Attributes:
+        counts: (n, b) how often each row is drawn in each resample.
+        row: the row that comes next, counted over all ranks.
+        bins: m.
         seconds: spent so far, which is no part of what a recipe costs.
     """
 
     def __init__(self, resamples: Resamples, first_row: int, bins: int) -> None:
-        self.counts, self.bins = resamples.counts, bins
-        self.classes = ClassReplicates(self.counts, first_row, bins)
-        self.losses: list[Tensor] = []  # (rows, 2)
-        self.seconds = 0.0
+        self.counts, self.row, self.bins, self.seconds = resamples.counts, first_row, bins, 0.0
+        self._losses: list[Tensor] = []  # (rows, 2)
+        self._first: Tensor | None = None  # (k, b) summed gaps of the first bin of each class
+        # (e, 3) row, cell and gap of each larger probability; a rank may have no rows at all
+        self._others = [torch.zeros(0, 3, dtype=torch.float64)]
 
     def add(self, seen: Predictions) -> None:
         """Takes the next rows."""
@@ -119,57 +125,7 @@ class Bootstrap:
         true = seen.probs.gather(1, seen.labels[:, None])[:, 0].double()
         squares = seen.probs.square().sum(1, dtype=torch.float64)
         losses = torch.stack([-seen.log_true.double(), squares + (1 - 2 * true)], 1)
-        self.losses.append(losses.cpu())
-        self.classes.add(seen)
-        self.seconds += perf_counter() - started
-
-    def replicates(self, ordered: Ordered, smooth_ece: float) -> dict[str, Tensor]:
-        """Name -> (b,) float64, the metric on each resample; the same on every rank.
-
-        Args:
-            ordered: confidence and correctness of the rows of all ranks, in their order.
-            smooth_ece: of these rows, from where the search for those of the resamples starts.
-        """
-        started = perf_counter()
-        losses = dist.gather(torch.cat(self.losses))
-        with calm(self.counts.numel(), LARGE):
-            means = torch.zeros(2, self.counts.shape[1], dtype=torch.float64)
-            for rows in row_blocks(*self.counts.shape):
-                means.addmm_(losses.T[:, rows], self.counts[rows].double())
-            nll, brier = means / len(losses)
-            found = {
-                "nll": nll,
-                "brier": brier,
-                "classwise_ece": self.classes.replicates(len(losses)),
-                "smooth_ece": smooth_replicates(ordered, self.counts, smooth_ece),
-                **ranked_replicates(ordered, self.counts, self.bins),
-            }
-        self.seconds += perf_counter() - started
-        return found
-
-
-@final
-class ClassReplicates:
-    """The class-wise calibration error on b resamples, summed while the predictions stream by.
-
-    A row holds fewer than m probabilities above 1 / m. They are kept, one by one, each with its
-    cell (class and bin); all the others lie in the first bin of their class, and there the sums
-    over all resamples are one product of the n x k gaps with the counts: the gaps are not kept.
-
-    Attributes:
-        counts: (n, b) how often each row is drawn in each resample.
-        row: the row that comes next, counted over all ranks.
-        bins: m.
-    """
-
-    def __init__(self, counts: Tensor, first_row: int, bins: int) -> None:
-        self.counts, self.row, self.bins = counts, first_row, bins
-        self._first: Tensor | None = None  # (k, b) summed gaps of the first bin of each class
-        # (e, 3) row, cell and gap of each larger probability; a rank may have no rows at all
-        self._others = [torch.zeros(0, 3, dtype=torch.float64)]
-
-    def add(self, seen: Predictions) -> None:
-        """Takes the next rows."""
+        self._losses.append(losses.cpu())
         if self._first is None:
             shape = seen.probs.shape[1], self.counts.shape[1]
             self._first = torch.zeros(shape, dtype=torch.float64)
@@ -185,8 +141,33 @@ class ClassReplicates:
             drawn = self.counts[self.row : self.row + len(labels)]
             self._first.addmm_(gaps.masked_fill_(above, 0).T, drawn.double())
             self.row += len(labels)
+        self.seconds += perf_counter() - started
 
-    def replicates(self, rows: int) -> Tensor:
+    def replicates(self, ordered: Ordered, smooth_ece: float) -> dict[str, Tensor]:
+        """Name -> (b,) float64, the metric on each resample; the same on every rank.
+
+        Args:
+            ordered: confidence and correctness of the rows of all ranks, in their order.
+            smooth_ece: of these rows, from where the search for those of the resamples starts.
+        """
+        started = perf_counter()
+        losses = dist.gather(torch.cat(self._losses))
+        with calm(self.counts.numel(), LARGE):
+            means = torch.zeros(2, self.counts.shape[1], dtype=torch.float64)
+            for rows in row_blocks(*self.counts.shape):
+                means.addmm_(losses.T[:, rows], self.counts[rows].double())
+            nll, brier = means / len(losses)
+            found = {
+                "nll": nll,
+                "brier": brier,
+                "classwise_ece": self._classwise(len(losses)),
+                "smooth_ece": smooth_replicates(ordered, self.counts, smooth_ece),
+                **ranked_replicates(ordered, self.counts, self.bins),
+            }
+        self.seconds += perf_counter() - started
+        return found
+
+    def _classwise(self, rows: int) -> Tensor:
         """The class-wise error on each resample, (b,), once all ranks have seen their rows."""
         assert self._first is not None
         first = dist.total(self._first)
@@ -226,8 +207,8 @@ def ranked_replicates(ordered: Ordered, counts: Tensor, bins: int) -> dict[str, 
     with calm(0):
         for start in range(0, len(drawn), step):
             tell("resampling", start, len(drawn))
-            part = ranks.metrics(drawn[start : start + step])
-            found[:, start : start + step] = torch.stack([part[name] for name in RANKED])
+            part = torch.stack(ranks.metrics(drawn[start : start + step]))
+            found[:, start : start + step] = part
     tell("resampling", len(drawn), len(drawn))
     return dict(zip(RANKED, found, strict=True))
 
@@ -245,11 +226,9 @@ class _Ranks:
 
     def __init__(self, ordered: Ordered, bins: int) -> None:
         self.n, self.order = len(ordered), ordered.confidence.argsort()
-        confidence, correct = ordered.confidence[self.order], ordered.correct[self.order]
-        values, run, size = torch.unique_consecutive(
-            confidence, return_inverse=True, return_counts=True
-        )
-        self.values = torch.stack([confidence.double(), correct.double()])  # (2, n)
+        values, run, size = ordered.runs()
+        rows = torch.stack([ordered.confidence.double(), ordered.correct.double()])
+        self.values = rows[:, self.order]
         # (u + 1,) rows up to the end of each run, 0 first; None when every run is one row
         self.ends = None
         if len(values) < self.n:
@@ -259,15 +238,15 @@ class _Ranks:
         small, larger = divmod(self.n, bins)
         self.groups = (small + (torch.arange(bins) < larger).double()).cumsum(0)
         # Runs with a wrong row; the others add nothing to AUROC and AURC.
-        self.mixed = run[~correct].unique()
+        self.mixed = torch.unique(run[~ordered.correct])
         # (n + 1,) the sums over j = 1..k of 1/j + ... + 1/n, for k = 0..n: an error at place j
         # counts in the error rate of the k >= j most confident, 1/k in each.
         inverse = 1 / torch.arange(1, self.n + 1, dtype=torch.float64)
         tails = inverse.flip(0).cumsum(0).flip(0)
         self.harmonic = torch.cat([tails.new_zeros(1), tails.cumsum(0)])
 
-    def metrics(self, counts: Tensor) -> dict[str, Tensor]:
-        """Name -> (b,) of some resamples; (b, n) counts of the sorted rows."""
+    def metrics(self, counts: Tensor) -> list[Tensor]:
+        """The metrics of RANKED, (b,) each, of some resamples; (b, n) counts of the sorted rows."""
         rows = torch.zeros(len(counts), counts.shape[1] + 1, dtype=torch.float64)
         rows[:, 1:] = counts
         sums = [rows.cumsum(1)]
@@ -278,28 +257,17 @@ class _Ranks:
         if self.ends is not None:
             sums = [_columns(part, self.ends) for part in sums]
         confidence, accuracy = sums[1][:, -1] / self.n, sums[2][:, -1] / self.n
-        return {
-            "accuracy": accuracy,
-            "confidence": confidence,
-            "overconfidence": confidence - accuracy,
-            **self._equal_width(*sums),
-            **self._equal_mass(*sums),
-            **self._selective(*sums),
-        }
+        # Bins of equal width; an empty one has no gap, and its total is 0.
+        size, said, right = (_steps(part[:, self.bins]) for part in sums)
+        total = said - right
+        gap = total / size.clamp(min=1)
+        ece, mce = total.abs().sum(1) / self.n, gap.abs().amax(1)
+        rms_ce = ((size * gap.square()).sum(1) / self.n).sqrt()
+        means = (accuracy, confidence, confidence - accuracy)
+        return [*means, ece, mce, rms_ce, *self._equal_mass(*sums), *self._selective(*sums)]
 
-    def _equal_width(self, count: Tensor, confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-        count, confidence, right = (
-            _steps(part[:, self.bins]) for part in (count, confidence, right)
-        )
-        total = confidence - right
-        gap = total / count.clamp(min=1)  # an empty bin has no gap, and its total is 0
-        return {
-            "ece": total.abs().sum(1) / self.n,
-            "mce": gap.abs().amax(1),
-            "rms_ce": ((count * gap.square()).sum(1) / self.n).sqrt(),
-        }
-
-    def _equal_mass(self, count: Tensor, *sums: Tensor) -> dict[str, Tensor]:
+    def _equal_mass(self, count: Tensor, *sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Adaptive ECE and debiased error."""
         # Summed confidence and expected correctness up to the end of each group: (b, m) each.
         wanted = self.groups.expand(len(count), -1).contiguous()
         end = torch.searchsorted(count, wanted).clamp(min=1)  # rank 0 lies before every run
@@ -316,9 +284,10 @@ class _Ranks:
         accuracy = right / size
         bias = accuracy * (1 - accuracy) / (size - 1)
         square = (size * ((confidence / size - accuracy).square() - bias)).sum(1) / self.n
-        return {"adaptive_ece": total, "debiased_ce": square.clamp(min=0).sqrt()}
+        return total, square.clamp(min=0).sqrt()
 
-    def _selective(self, count: Tensor, _: Tensor, right: Tensor) -> dict[str, Tensor]:
+    def _selective(self, count: Tensor, _: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """AUROC and AURC."""
         before, after = _columns(count, self.mixed), _columns(count, self.mixed + 1)
         right_before, right_after = _columns(right, self.mixed), _columns(right, self.mixed + 1)
         size, all_right = after - before, right[:, -1]
@@ -326,13 +295,10 @@ class _Ranks:
         # A right row beats every wrong one before its run and, by half, those of its own.
         beaten_by = all_right[:, None] - (right_before + right_after) / 2
         pairs = all_right * (self.n - all_right)
+        auroc = torch.where(pairs > 0, (wrong * beaten_by).sum(1) / pairs, math.nan)
         # The most confident rows come first here and last among the sorted ones.
         areas = [self.harmonic.take((self.n - c).long()) for c in (before, after)]
-        error = wrong / size.clamp(min=1)
-        return {
-            "auroc": torch.where(pairs > 0, (wrong * beaten_by).sum(1) / pairs, math.nan),
-            "aurc": (error * (areas[0] - areas[1])).sum(1) / self.n,
-        }
+        return auroc, (wrong / size.clamp(min=1) * (areas[0] - areas[1])).sum(1) / self.n
 
 
 def _columns(values: Tensor, index: Tensor) -> Tensor:

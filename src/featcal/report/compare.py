@@ -86,7 +86,12 @@ def compare(
     """
     calibrators = parse_all(recipes)
     names = [NONE if calibrator is None else repr(calibrator) for calibrator in calibrators]
-    head, base = as_head(head), _baseline(names, baseline)
+    head, held = as_head(head), NONE if baseline is None else recipe_text(baseline)
+    if baseline is not None and held not in names:
+        raise InputError(
+            f"baseline is {baseline!r}, which is not among the recipes: add it to them"
+        )
+    base = names.index(held) if held in names else None
     checked_bins(bins)
     checked_resamples(resamples)
     checked_seed(seed)
@@ -148,15 +153,6 @@ def recipe_text(recipe: str) -> str:
     """The recipe as rows are called: its spaces and defaults as `repr` writes them."""
     (calibrator,) = parse_all([recipe])
     return NONE if calibrator is None else repr(calibrator)
-
-
-def _baseline(names: list[str], wanted: str | None) -> int | None:
-    """The place of the baseline among the recipes."""
-    if wanted is None:
-        return names.index(NONE) if NONE in names else None
-    if recipe_text(wanted) not in names:
-        raise InputError(f"baseline is {wanted!r}, which is not among the recipes: add it to them")
-    return names.index(recipe_text(wanted))
 
 
 @final

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
+import numpy as np
 from torch import Tensor
 
 from featcal.core.checks import InputError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import ColorType
 
     Pair = tuple[Axes, Axes]
+    Panels = Axes | Sequence[Axes]
 
 MAX_PANELS = 6
 DPI = 150
@@ -96,7 +98,12 @@ class ReliabilityDiagram:
     @property
     def wording(self) -> Wording:
         """What the numbers are called in the picture."""
-        return wording(self.of_class)
+        if self.of_class is None:
+            names = ("confidence", "accuracy")
+            return Wording(*names, *names, "ECE", "overconfident", "underconfident")
+        of = f"class {self.of_class}"
+        names, axes = ("probability", "share"), (f"probability of {of}", f"share of {of}")
+        return Wording(*names, *axes, f"{of}: ECE", "too high", "too low")
 
     @property
     def edges(self) -> Tensor:
@@ -147,7 +154,7 @@ class ReliabilityDiagram:
             f"{words.so} {self.overall_accuracy:.1%}  {words.said} {self.overall_confidence:.1%}"
         ).replace("%", " %")
 
-    def plot(self, ax: Axes | Sequence[Axes] | None = None) -> ReliabilityDiagram:
+    def plot(self, ax: Panels | None = None) -> ReliabilityDiagram:
         """Draws the diagram and returns it, now holding its axes: `plot().axes[0].figure`.
 
         Args:
@@ -158,10 +165,8 @@ class ReliabilityDiagram:
         if ax is None:
             with own_style():
                 return replace(self, axes=figure([self])[1][0])
-        from matplotlib.axes import Axes
-
-        given = [ax] if isinstance(ax, Axes) else list(ax)
-        if not isinstance(ax, Axes) and len(given) != 2:
+        given = all_axes(ax)
+        if len(given) not in (1, 2):
             raise InputError(
                 f"ax has {len(given)} axes: pass one, or two for diagram and histogram"
             )
@@ -178,16 +183,29 @@ class ReliabilityDiagram:
 
     def _repr_png_(self) -> bytes | None:
         """The picture a notebook shows, unless pyplot shows it already."""
-        if self.axes is not None and self.axes[0].figure.canvas.manager is not None:
-            return None
-        try:
-            require_matplotlib()
-        except InputError:
-            return None
-        picture = io.BytesIO()
-        with own_style():
-            figure([self])[0].savefig(picture, format="png", dpi=DPI)
-        return picture.getvalue()
+        return notebook_png(self)
+
+
+def all_axes(ax: Panels | None) -> list[Axes]:
+    """The axes a caller gave as one, as a list or as the array `subplots` returns."""
+    from matplotlib.axes import Axes
+
+    assert ax is not None
+    return [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
+
+
+def notebook_png(picture: Any) -> bytes | None:  # noqa: ANN401 - has `axes` once drawn, and `plot`
+    """The picture a notebook shows; None without matplotlib, and where pyplot shows it already."""
+    if picture.axes is not None and all_axes(picture.axes)[0].figure.canvas.manager is not None:
+        return None
+    try:
+        drawn: Any = all_axes(picture.plot().axes)[0]
+    except InputError:
+        return None
+    file = io.BytesIO()
+    with own_style():
+        drawn.figure.savefig(file, format="png", dpi=DPI)
+    return file.getvalue()
 
 
 def save_comparison(
@@ -238,35 +256,13 @@ class Wording(NamedTuple):
         below: a bin in which it says too little.
     """
 
-    said: str = "confidence"
-    so: str = "accuracy"
-    x: str = "confidence"
-    y: str = "accuracy"
-    error: str = "ECE"
-    above: str = "overconfident"
-    below: str = "underconfident"
-
-
-TOP_LABEL = Wording()
-
-
-def wording(of_class: int | None) -> Wording:
-    """The words for a class's probability; those for the confidence without one.
-
-    >>> wording(1).x
-    'probability of class 1'
-    """
-    if of_class is None:
-        return TOP_LABEL
-    return Wording(
-        said="probability",
-        so="share",
-        x=f"probability of class {of_class}",
-        y=f"share of class {of_class}",
-        error=f"class {of_class}: ECE",
-        above="too high",
-        below="too low",
-    )
+    said: str
+    so: str
+    x: str
+    y: str
+    error: str
+    above: str
+    below: str
 
 
 # How it looks. Okabe and Ito's hues, apart for every kind of colour vision; hatching tells them

@@ -52,7 +52,7 @@ class Table:
         given even where it is too wide.
         """
         columns = list(zip(self.headings, *self.rows, strict=True))
-        texts = [[*head.split("\n"), *cells] for head, *cells in columns]
+        texts = ["\n".join(column).split("\n") for column in columns]
         widths = [BORDER + max(len(text.replace("**", "")) for text in column) for column in texts]
         groups = []
         for start in range(1, len(widths), self.together):
@@ -69,8 +69,13 @@ class Table:
             headings, *rows = zip(*(columns[column] for column in part), strict=True)
             yield replace(self, headings=headings, rows=tuple(rows))
 
-    def markdown(self, *, gap: str = "") -> str:
-        r"""A pipe table; `gap` stands on either side of the dashes of its rule.
+    def markdown(self, *, gap: str = "", numeric: Sequence[bool] = ()) -> str:
+        r"""A pipe table.
+
+        Args:
+            gap: on either side of the dashes of its rule.
+            numeric: whether each column is one of numbers, which stand at the right; as the cells
+                look where it is empty.
 
         >>> print(Table("", ("", "ECE"), (("clip | temperature", "1.2"),)).markdown())
         |  | ECE |
@@ -78,7 +83,8 @@ class Table:
         | clip \| temperature | 1.2 |
         """
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.headings)
-        dashes = ["---", *("---:" if _numeric(cells) else "---" for cells in columns[1:])]
+        right = numeric or (False, *map(_numeric, columns[1:]))
+        dashes = ["---:" if one else "---" for one in right]
         rule = f"|{gap}" + f"{gap}|{gap}".join(dashes) + f"{gap}|"
         lines = [[heading.replace("\n", " ") for heading in self.headings], *self.rows]
         head, *rows = (
@@ -269,7 +275,7 @@ class Block:
 
 def comparison_block(comparison: Comparison, columns: Sequence[Column]) -> Block:
     """One line per recipe, one column per metric; the best of each column is marked."""
-    grid = zip(*(_cells(comparison, column) for column in columns), strict=True)
+    grid = zip(*(metric_cells(comparison, column) for column in columns), strict=True)
     lines = (
         Line(row.recipe, cells, fitted_text(row.reports), row.seconds)
         for row, cells in zip(comparison, grid, strict=True)
@@ -281,7 +287,7 @@ def paper_blocks(comparison: Comparison, columns: Sequence[Column]) -> list[Bloc
     """A block per metric: one line per method, alone and after clip; rows as in PAPER_RECIPES."""
     blocks = []
     for column in columns:
-        cells = _cells(comparison, column)
+        cells = metric_cells(comparison, column)
         pairs = zip(PAPER_METHODS, zip(cells[::2], cells[1::2], strict=True), strict=True)
         lines = tuple(Line(label, pair) for label, pair in pairs)
         blocks.append(Block(column.heading, "method", ("base", "after clip"), lines))
@@ -296,7 +302,8 @@ def against_own_base(comparison: Comparison) -> Comparison:
     return replace(comparison, against=against, settings=settings)
 
 
-def _cells(comparison: Comparison, column: Column) -> list[Cell]:
+def metric_cells(comparison: Comparison, column: Column) -> list[Cell]:
+    """One metric of every row, the best of them marked."""
     name = column.name
     found = [
         Cell(

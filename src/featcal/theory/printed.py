@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from featcal.theory.forms import Tail, elementwise, half_mass
+from featcal.theory import Tail, elementwise, half_mass
 
 LOG_2PIE = math.log(2 * math.pi * math.e)
 LOG_PIE = math.log(math.pi * math.e)

@@ -198,6 +198,7 @@ class Feed:
 
 
 @final
+@dataclass(eq=False)
 class Step:
     """Forward, loss, backward, clip, update; everything on the device, nothing read back.
 
@@ -207,19 +208,13 @@ class Step:
         loss: of the batch; replaced between epochs by losses that change.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        network: Network,
-        feed: Feed,
-        loss: TrainingLoss,
-        optimizer: torch.optim.Optimizer,
-        recipe: Recipe,
-        precision: torch.dtype,
-    ) -> None:
-        self.model, self.network, self.feed, self.loss = model, network, feed, loss
-        self.optimizer, self.recipe, self.precision = optimizer, recipe, precision
-        self._weights = [w for group in optimizer.param_groups for w in group["params"]]
+    model: nn.Module
+    network: Network
+    feed: Feed
+    loss: TrainingLoss
+    optimizer: torch.optim.Optimizer
+    recipe: Recipe
+    precision: torch.dtype
 
     def is_usual(self, rows: Rows) -> bool:
         """Whether a batch is of the size that the network is compiled for."""
@@ -234,7 +229,8 @@ class Step:
         whole = loss * dist.world() if summed else loss
         whole.backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._weights, self.recipe.clip_norm, foreach=True)
+            weights = self.optimizer.param_groups[0]["params"]
+            nn.utils.clip_grad_norm_(weights, self.recipe.clip_norm, foreach=True)
         self.optimizer.step()
         return loss.detach() / len(rows.images) if summed else loss.detach()
 

@@ -160,8 +160,18 @@ class History:
         # The record comes before the checkpoint goes: a run that ends meanwhile has the former.
         for file in (RECORD, CHECKPOINT, RECORD):
             try:
-                loss, planned, found = _said(folder / file)
+                if file == RECORD:
+                    about = json.loads((folder / file).read_text())
+                    found = about["epochs"]
+                    # `write_run` takes any facts, and a record from Python may have few.
+                    about = {"loss": "?", "recipe": {"epochs": len(found)}, **about}
+                else:
+                    said = said_in(folder / file)
+                    if said["format"] != FORMAT:
+                        raise ValueError(f"format {said['format']}, not {FORMAT}")
+                    about, found = said["settings"], said["position"]["history"]
                 epochs = tuple(map(Epoch.of_json, found))
+                run = cls(folder, str(about["loss"]), int(about["recipe"]["epochs"]), epochs)
             except FileNotFoundError:
                 continue
             except UNREADABLE as error:
@@ -173,7 +183,7 @@ class History:
                 raise InputError(
                     f"{folder} has no epoch that is over: there is nothing to show yet"
                 )
-            return cls(folder, str(loss), int(planned), epochs)
+            return run
         if (folder / LOCK).exists():
             raise InputError(
                 f"{folder} is of a run that has kept no checkpoint yet: look again when it has "
@@ -190,20 +200,6 @@ class History:
             **{"run": str(self.folder), "loss": self.loss, "planned": self.planned},
             "epochs": [epoch.as_json() for epoch in self.epochs],
         }
-
-
-def _said(path: Path) -> tuple[Any, Any, list[dict[str, Any]]]:
-    """Loss, planned epochs and those that are over, by a record or a checkpoint."""
-    if path.name == RECORD:
-        record = json.loads(path.read_text())
-        # `write_run` takes any facts, and a record from Python may have few.
-        planned = record.get("recipe", {}).get("epochs", len(record["epochs"]))
-        return record.get("loss", "?"), planned, record["epochs"]
-    about = said_in(path)
-    if about["format"] != FORMAT:
-        raise ValueError(f"format {about['format']}, not {FORMAT}")
-    settings = about["settings"]
-    return settings["loss"], settings["recipe"]["epochs"], about["position"]["history"]
 
 
 def save_history(
@@ -225,7 +221,9 @@ def save_history(
     """
     path = Path(path)
     diagram.require_matplotlib()
-    form = picture_form(path)
+    form = path.suffix[1:].lower()
+    if form not in diagram.METADATA:
+        raise InputError(f"picture {path} ends in neither .png nor .svg: give one of these")
     if not isinstance(runs, Mapping) or not 1 <= len(runs) <= MAX_RUNS:
         raise InputError(
             f"runs is {type(runs).__name__} of {len(runs)}: pass a dict with 1 to {MAX_RUNS} runs, "
@@ -241,14 +239,6 @@ def save_history(
         look = {"dpi": diagram.DPI, "metadata": diagram.METADATA[form]}
         _drawn(runs).savefig(draft, format=form, **look)
     return path
-
-
-def picture_form(path: Path) -> str:
-    """The kind of picture a path ends in, png or svg; any other is refused."""
-    form = path.suffix[1:].lower()
-    if form not in diagram.METADATA:
-        raise InputError(f"picture {path} ends in neither .png nor .svg: give one of these")
-    return form
 
 
 def _drawn(runs: Mapping[str, Sequence[Epoch]]) -> Any:  # noqa: ANN401 - a figure of matplotlib

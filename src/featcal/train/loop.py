@@ -21,7 +21,6 @@ from featcal.core.checks import ArgumentError, InputError, check_whole
 from featcal.core.files import new_file
 from featcal.core.fit import undisturbed
 from featcal.core.progress import tell
-from featcal.data.resume import collect_pack
 from featcal.datasets import Normalisation, Splits, normalisations
 from featcal.datasets.images import PUBLISHED, default_val
 from featcal.losses import TrainingLoss
@@ -29,11 +28,10 @@ from featcal.report.compare import versions
 from featcal.train import run_folder
 from featcal.train.engine import Engine, Feed, GraphStep, Step, optimizer_of, set_rate
 from featcal.train.history import Batches, Epoch, Report, Watched, outputs
-from featcal.train.recipe import Plan, Recipe, Rows
+from featcal.train.recipe import Recipe, Rows, steps_of
 
 EVERY = 60.0  # seconds between two checkpoints: what a kill costs at most
 Begun = Callable[[run_folder.Position | None], None]
-Pixels = tuple[Normalisation, Normalisation]  # of train and val, and of test
 
 
 def train(
@@ -93,7 +91,18 @@ def train(
             raise InputError(f"folder {folder} does not exist: make it first, or pass None")
         run_folder.check_unfinished(folder)
     check_targets(loss, recipe)
-    _check_rows(splits, loss, recipe.batch)
+    rows, world, batch = len(splits.train), dist.world(), recipe.batch
+    if batch > rows:
+        raise ArgumentError(
+            f"<batch> is {batch}, and train has {rows} rows: give a <batch> of {rows} or fewer"
+        )
+    if batch % world:
+        raise ArgumentError(f"<batch> is {batch}: give a multiple of the {world} processes")
+    if loss.needs_held_out and splits.held_out is None:
+        raise ArgumentError(
+            f"{loss!r} adapts to rows of its own: cut them from train, by a <held_out> such as "
+            f"{default_val(rows)}"
+        )
     if normalise is None:
         measure = None if splits.name in PUBLISHED else splits.train
         normalise = normalisations(splits.name, measure=measure)[0]
@@ -116,22 +125,6 @@ def check_targets(loss: TrainingLoss, recipe: Recipe) -> None:
         raise ArgumentError(
             f"<smoothing> makes probabilities of labels, and {loss.name} takes class numbers "
             "alone: leave it out, or choose a loss such as ce"
-        )
-
-
-def _check_rows(splits: Splits, loss: TrainingLoss, batch: int) -> None:
-    """Refuses rows that are too few for the batch, or that the loss would miss."""
-    rows, world = len(splits.train), dist.world()
-    if batch > rows:
-        raise ArgumentError(
-            f"<batch> is {batch}, and train has {rows} rows: give a <batch> of {rows} or fewer"
-        )
-    if batch % world:
-        raise ArgumentError(f"<batch> is {batch}: give a multiple of the {world} processes")
-    if loss.needs_held_out and splits.held_out is None:
-        raise InputError(
-            f"{loss!r} adapts to rows of its own: cut them from train, such as with "
-            f"split(..., held_out={default_val(rows)})"
         )
 
 
@@ -166,7 +159,8 @@ class Trainer:
         held = splits.held_out
         self.held_out = None if held is None else Batches(held, normalise, device)
         self._check_logits(len(splits.class_names))
-        self.position, self.interrupts = run_folder.Position(), run_folder.Interrupts()
+        self.position = run_folder.Position()
+        self.asked: list[int] = []  # signals to stop
         self.checkpoint: run_folder.Checkpoint | None = None
         self.every, self.kept = EVERY, monotonic()
         self.settings = {
@@ -210,7 +204,7 @@ class Trainer:
         """Every epoch that is left."""
         # Of several processes each would stop at a step of its own.
         alone = self.checkpoint is not None and dist.world() == 1
-        with self.interrupts.held() if alone else nullcontext():
+        with run_folder.noted(self.asked) if alone else nullcontext():
             while self.position.epoch < self.recipe.epochs:
                 done = self._epoch()
                 last = done.epoch == self.recipe.epochs
@@ -231,13 +225,13 @@ class Trainer:
         """Every step that is left of the epoch; then the loss adapts to its own rows."""
         epoch, first, recipe = self.position.epoch, self.position.step, self.recipe
         rows, device = len(self.splits.train), self.engine.device
-        plan = Plan.of(recipe, epoch, rows).to(device)
+        steps = steps_of(recipe, epoch, rows, device)
         self.step.loss = self.loss.at(epoch / recipe.epochs)
         total = torch.tensor(self.position.total, dtype=torch.float64, device=device)
         self.model.train()
         started = monotonic() - self.position.seconds
-        rates = [recipe.rate_at(epoch + step / len(plan)) for step in range(len(plan))]
-        for step, batch in enumerate(plan.steps(first), start=first):
+        rates = [recipe.rate_at(epoch + step / len(steps)) for step in range(len(steps))]
+        for step, batch in enumerate(steps[first:], start=first):
             set_rate(self.optimizer, rates[step])
             if dist.rank():
                 # Random numbers by rank and step: each process drops other units, and goes on after
@@ -245,8 +239,8 @@ class Trainer:
                 place = np.random.SeedSequence((recipe.seed, dist.rank(), epoch, step))
                 torch.manual_seed(int(place.generate_state(1, np.uint64)[0]))
             total += self._taken(batch)
-            tell("training", epoch * len(plan) + step + 1, recipe.epochs * len(plan))
-            if self.interrupts.asked or monotonic() - self.kept >= self.every:
+            tell("training", epoch * len(steps) + step + 1, recipe.epochs * len(steps))
+            if self.asked or monotonic() - self.kept >= self.every:
                 seconds = monotonic() - started
                 self.position = replace(
                     self.position, step=step + 1, total=total.item(), seconds=seconds
@@ -293,21 +287,18 @@ class Trainer:
         """Ends a run that has diverged; nothing that goes on from it can be mended."""
         if bool(found.isfinite().all()):
             return
-        recipe, way = self.recipe, ""
-        clip = "limit the gradients with <clip_norm>"
-        if recipe.clip_norm is not None:
-            clip = f"lower <clip_norm> ({recipe.clip_norm:g})"
+        way = ""
         if self.checkpoint is not None and self.checkpoint.path.exists():
             # Another recipe cannot go on from it, and the same one would end here again.
             folder = self.checkpoint.path.parent
             way = f"; and remove {folder}, which holds this run, or choose another"
         raise ArgumentError(
-            f"{what} after epoch {self.position.epoch + 1}: lower <lr> ({recipe.lr:g}), or "
-            f"{clip}{way}"
+            f"{what} after epoch {self.position.epoch + 1}: lower <lr> ({self.recipe.lr:g}), or "
+            f"limit the gradients with <clip_norm>{way}"
         )
 
     def _stop_if_asked(self) -> None:
-        if self.interrupts.asked:
+        if self.asked:
             self._keep()
             raise KeyboardInterrupt
 
@@ -315,48 +306,6 @@ class Trainer:
         if self.checkpoint is not None and dist.rank() == 0:
             self.checkpoint.save(self.model, self.optimizer, self.loss.state(), self.position)
         self.kept = monotonic()
-
-
-def finish(
-    folder: Path,
-    model: nn.Module,
-    splits: Splits,
-    pixels: Pixels,
-    history: Sequence[Epoch],
-    facts: dict[str, Any],
-    *,
-    pack: bool = True,
-    head: str | None = None,
-) -> dict[str, Any]:
-    """Scores a network, makes a pack of it, writes weights and record, and returns the record.
-
-    Val and test are seen in full float32, whatever the network was trained in.
-
-    Args:
-        folder: of the run.
-        model: the network.
-        splits: the images.
-        pixels: their normalisation, that of train and val and that of test.
-        history: what `train` returned.
-        facts: how the network came about; kept in the record and in the pack.
-        pack: whether one is made.
-        head: path of the last layer, where it is not found.
-    """
-    device = next(model.parameters()).device
-    parts = {"val": (splits.val, pixels[0]), "test": (splits.test, pixels[1])}
-    loaders = {split: Batches(*part, device) for split, part in parts.items()}
-    with full_precision():
-        scores = {
-            split: dict(vars(Watched.of(*outputs(model, loader, torch.float32))))
-            for split, loader in loaders.items()
-        }
-        # One that is there already is of this very run, killed between this and its record.
-        if pack and not (folder / run_folder.PACK).exists():
-            names = {"dataset": splits.name, "name": facts["network"]}
-            about = {**names, "class_names": splits.class_names, "meta": facts}
-            collect_pack(model, loaders, folder / run_folder.PACK, head=head, **about)
-    record = {**facts, "class_names": splits.class_names, "image_size": splits.train.size}
-    return write_run(folder, model, history, {**record, "scores": scores})
 
 
 def write_run(

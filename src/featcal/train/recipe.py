@@ -7,7 +7,6 @@ the feature clipping paper calibrates: 350 epochs of SGD, the rate divided by te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, final
 
@@ -193,7 +192,7 @@ class Rows(NamedTuple):
         shift: (n, 2) where each is cut from its padded self, down and right.
         mirror: (n,) whether left and right change places.
         weight: () how much of an image stays itself when it is mixed with its neighbour; 1 for
-            all. Of a whole plan, one for every step.
+            all.
     """
 
     images: Tensor
@@ -201,51 +200,32 @@ class Rows(NamedTuple):
     mirror: Tensor
     weight: Tensor
 
-    def to(self, device: torch.device) -> Rows:
-        """The same rows on a device."""
-        return Rows(*(part.to(device, non_blocking=True) for part in self))
-
     def of_rank(self, rank: int, world: int) -> Rows:
         """The share of one of several processes; all have as many, and what is over is left out."""
         mine = slice(rank, len(self.images) // world * world, world)
         return Rows(self.images[mine], self.shift[mine], self.mirror[mine], self.weight)
 
 
-@final
-@dataclass(frozen=True)
-class Plan:
-    """One epoch: every row once, in an order of its own, cut into batches."""
+def steps_of(
+    recipe: Recipe, epoch: int, rows: int, device: torch.device | str = "cpu"
+) -> list[Rows]:
+    """The steps of an epoch, counted from 0: every row once, in an order of its own.
 
-    rows: Rows
-    batch: int
-
-    @classmethod
-    def of(cls, recipe: Recipe, epoch: int, rows: int) -> Plan:
-        """The plan of an epoch, counted from 0."""
-        # Two whole numbers in one seed: epochs are far fewer than 2^20.
-        random = torch.Generator().manual_seed(recipe.seed * 2**20 + epoch)
-        order = torch.randperm(rows, generator=random)
-        shift = torch.randint(0, 2 * MARGIN + 1, (rows, 2), generator=random)
-        mirror = torch.rand(rows, generator=random) < 0.5
-        if not recipe.augment:
-            shift, mirror = torch.full_like(shift, MARGIN), torch.zeros_like(mirror)
-        weight = torch.ones(-(-rows // recipe.batch))  # one per step, for its whole batch
-        if recipe.mixup:  # torch's own sampler takes no generator
-            beta = np.random.default_rng((recipe.seed, epoch)).beta
-            drawn = beta(recipe.mixup, recipe.mixup, len(weight))
-            weight = torch.from_numpy(drawn).float()
-        return cls(Rows(order, shift, mirror, weight), recipe.batch)
-
-    def __len__(self) -> int:
-        return len(self.rows.weight)
-
-    def to(self, device: torch.device) -> Plan:
-        """The same plan on a device."""
-        return Plan(self.rows.to(device), self.batch)
-
-    def steps(self, first: int = 0) -> Iterator[Rows]:
-        """The rows of each step, from the step `first` on; the last may have fewer."""
-        images, shift, mirror, weight = self.rows
-        for step in range(first, len(self)):
-            part = slice(step * self.batch, (step + 1) * self.batch)
-            yield Rows(images[part], shift[part], mirror[part], weight[step])
+    The last step may have fewer rows.
+    """
+    # Two whole numbers in one seed: epochs are far fewer than 2^20.
+    random = torch.Generator().manual_seed(recipe.seed * 2**20 + epoch)
+    order = torch.randperm(rows, generator=random)
+    shift = torch.randint(0, 2 * MARGIN + 1, (rows, 2), generator=random)
+    mirror = torch.rand(rows, generator=random) < 0.5
+    if not recipe.augment:
+        shift, mirror = torch.full_like(shift, MARGIN), torch.zeros_like(mirror)
+    weight = torch.ones(-(-rows // recipe.batch))  # one per step, for its whole batch
+    if recipe.mixup:  # torch's own sampler takes no generator
+        beta = np.random.default_rng((recipe.seed, epoch)).beta
+        weight = torch.from_numpy(beta(recipe.mixup, recipe.mixup, len(weight))).float()
+    whole = (part.to(device, non_blocking=True) for part in (order, shift, mirror, weight))
+    order, shift, mirror, weight = whole
+    starts = range(0, rows, recipe.batch)
+    parts = (slice(start, start + recipe.batch) for start in starts)
+    return [Rows(order[p], shift[p], mirror[p], w) for p, w in zip(parts, weight, strict=True)]

@@ -30,7 +30,6 @@ CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "model.safetensors"
 RECORD, PACK = "run.json", "pack"
 FORMAT = 2
 KEY = "featcal.train"
-NAMED = 5  # differences of two runs; of more it is enough to know that there are
 REMEDY = "choose another folder, or remove this one"
 HASHED = 2**28  # bytes of pixels: all of CIFAR, in a fifth of a second; of more, a spread sample
 # Ctrl-C; what Slurm and docker send before they kill; a terminal that was closed.
@@ -152,9 +151,8 @@ class Checkpoint:
         theirs, ours = _flat(about["settings"]), _flat(self.settings)
         keys = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
         if keys:
-            told = [f"<{key}> = {theirs.get(key)}, not {ours.get(key)}" for key in keys[:NAMED]]
-            more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
-            raise ArgumentError(f"{self.path} is of a run with {'; '.join(told)}{more}: {REMEDY}")
+            told = (f"<{key}> = {theirs.get(key)}, not {ours.get(key)}" for key in keys)
+            raise ArgumentError(f"{self.path} is of a run with {'; '.join(told)}: {REMEDY}")
         for part, found in self.images.items():
             if about["images"].get(part) != found:
                 which = part.replace("_", " ")
@@ -230,38 +228,31 @@ def _is_temporary(path: Path) -> bool:
     return left_over_of(path) in (CHECKPOINT, WEIGHTS, RECORD)
 
 
-@final
-class Interrupts:
-    """Whether somebody has asked the run to stop; half a step cannot be kept, a whole one can.
+@contextmanager
+def noted(asked: list[int]) -> Iterator[None]:
+    """Notes signals to stop in a list instead of ending the block.
 
-    Attributes:
-        asked: True from the first signal on. A second one does not wait for the end of the step.
+    Half a step cannot be kept, a whole one can. A second signal does not wait for the end of the
+    step; threads other than the main one never see any.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+    found = {number: signal.getsignal(number) for number in numbers}
+    # What is ignored (nohup) stays so, and what is not Python's cannot be put back.
+    before = {n: was for n, was in found.items() if was not in (signal.SIG_IGN, None)}
 
-    def __init__(self) -> None:
-        self.asked = False
+    def note(number: int, _: FrameType | None) -> None:
+        if asked:
+            signal.signal(number, before[number])
+            signal.raise_signal(number)
+        asked.append(number)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Notes signals in the block instead of ending it; other threads never see one."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-        found = {number: signal.getsignal(number) for number in numbers}
-        # What is ignored (nohup) stays so, and what is not Python's cannot be put back.
-        before = {n: was for n, was in found.items() if was not in (signal.SIG_IGN, None)}
-
-        def note(number: int, frame: FrameType | None) -> None:
-            if self.asked:
-                signal.signal(number, before[number])
-                signal.raise_signal(number)
-            self.asked = True
-
-        for number in before:
-            signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, was in before.items():
-                signal.signal(number, was)
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, was in before.items():
+            signal.signal(number, was)
