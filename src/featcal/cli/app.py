@@ -159,6 +159,8 @@ def about(pack: Pack, *splits: str) -> Iterator[None]:
     """Names the pack and the split in whatever is wrong with their rows."""
     try:
         yield
+    except ArgumentError:  # of an option, not of rows
+        raise
     except InputError as error:
         names = " or ".join(map(repr, splits))
         raise InputError(f"{pack.path}, split {names}: {error}") from error

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import Data, bin_edges, bin_index
-from featcal.core.checks import InputError, whole_number
+from featcal.core.checks import ArgumentError, InputError, whole_number
 from featcal.core.fit import plain
 from featcal.core.progress import calm, tell
 from featcal.metrics import Ordered, Predictions
@@ -42,7 +42,7 @@ def checked_resamples(resamples: int) -> int:
     """The number of resamples: 0 for none, or 100 to 10,000."""
     number = whole_number(resamples)
     if number != 0 and not FEWEST <= number <= MOST:
-        raise InputError(f"resamples is {resamples!r}: pass 0 for none, or {FEWEST} to {MOST}")
+        raise ArgumentError(f"<resamples> is {resamples!r}: give 0 for none, or {FEWEST} to {MOST}")
     return number
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, as_data
 from featcal.core.calibrator import Calibrator, Pipeline
-from featcal.core.checks import CalibrationWarning, InputError, whole_number
+from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.progress import track
 from featcal.core.sample import Folds
@@ -106,8 +106,8 @@ def compare(
     dealt = None
     if folds is not None:
         if not 2 <= whole_number(folds) <= facts.rows:
-            raise InputError(
-                f"folds is {folds!r} for {facts.rows} rows: pass an integer from 2 to {facts.rows}"
+            raise ArgumentError(
+                f"<folds> is {folds!r} of {facts.rows} rows: give an integer from 2 to {facts.rows}"
             )
         dealt = Folds.shuffled(scored, folds, facts.rows, seed=seed, first_row=first)
     for calibrator in calibrators:
