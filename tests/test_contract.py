@@ -101,6 +101,11 @@ def test_logit_methods_need_no_head_and_others_say_what_they_need(recipe, mode, 
             fit(calibrator, only_logits, mode=mode)
         with pytest.raises(InputError, match="features"):
             fit(calibrator, only_logits, world.head, mode=mode)
+    elif calibrator.takes_features:  # other terms where there are features
+        found = fit(calibrator, only_logits, mode=mode)
+        assert not found.needs_features
+        assert found.report.loss_after < found.report.loss_before
+        assert fitted(recipe, mode).needs_features
     else:
         same_buffers(fit(calibrator, only_logits, mode=mode), fitted(recipe, mode))
 

@@ -62,6 +62,7 @@ class Calibrator(nn.Module, ABC):
     title: ClassVar[str] = ""  # what the literature calls it; its name where a class does not say
     symbols: ClassVar[Mapping[str, str]] = {}  # fitted values as tables call them: threshold, c
     needs_features: bool = True
+    takes_features: bool = False  # reads features where there are some, and does without
     needs_train: bool = False  # rows the classifier was trained on
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
@@ -127,7 +128,8 @@ class Calibrator(nn.Module, ABC):
                 raise InputError(f"{self!r} works on features, and the data holds logits alone")
             self._apply(partial(trainable, device=facts.device))
             counted = None if head is None else Counted(head)
-            raw = Through(data, partial(raw_logits, head=counted), features=self.needs_features)
+            reads = self.needs_features or self.takes_features
+            raw = Through(data, partial(raw_logits, head=counted), features=reads)
             seen = None if train is None else as_data(train, head)
             with calm(facts.work, FEW_LARGE):
                 before = measure(raw, loss)[0]
@@ -322,9 +324,14 @@ class Pipeline(Calibrator):
                     f"write {right.name} | {left.name}"
                 )
         self.steps = nn.ModuleList(flat)
-        self.needs_features = any(step.needs_features for step in flat)
+        self.takes_features = any(step.takes_features for step in flat)
         self.needs_train = any(step.needs_train for step in flat)
         self.keeps_accuracy = all(step.keeps_accuracy for step in flat)
+
+    @property
+    def needs_features(self) -> bool:  # type: ignore[override]
+        """Whether a step does."""
+        return any(step.needs_features for step in self.steps_in_order())
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps, in reading order."""

@@ -290,7 +290,8 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
         return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
 
     source = problem.source if head is not None and step.needs_features else problem.data
-    data = Through(source, logits_of, features=later is not None and later.needs_features)
+    reads = later is not None and (later.needs_features or later.takes_features)
+    data = Through(source, logits_of, features=reads)
     return replace(problem, data=data, head=head, before=None)
 
 

@@ -1,0 +1,432 @@
+"""A temperature for each sample from a handful of numbers: featcal's own method.
+
+    z' = z / T(x) + b e_top,    log 1/T(x) = t + sum_i a_i phi_i(x) + c_top
+
+The phi are logarithms of simple statistics of a row's logits and features, centred on the fit
+split; `top` is the predicted class. Long feature vectors, say, may come with too much confidence,
+and one weight tells how much. c is one offset per predicted class, held close to 0; b moves the
+predicted class alone, so that its probability and the shape of the others are fitted apart.
+
+Fitted by NLL with a ridge on a, b and c, by Newton's method: one pass a step, and the second
+derivatives of c are diagonal, so that many classes cost no more than the pass. How strong the ridge
+is, and whether one T for all rows is as good, is decided by leave-one-out, which one Newton step
+back from the fit gives for every row at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featcal.core import dist
+from featcal.core.batch import Head, features_of, predicted, stored_logits
+from featcal.core.calibrator import Calibrator, keep_prediction
+from featcal.core.checks import InputError
+from featcal.core.fit import Problem, StepReport, nll, settle
+from featcal.core.progress import calm
+from featcal.core.sample import fold_of
+from featcal.core.scalar import Tempered, temper
+from featcal.heads.head import head_logits
+
+RIDGE = {"a": 10.0, "b": 20.0, "c": 200.0}  # in nats over all rows, for a value of sqrt 2
+STRENGTHS = (16.0, 4.0, 1.0)  # the ridge is tried as many times as strong, the strongest first
+ERRORS = 100  # with fewer wrong rows than these the ridge grows: they carry what is to be learned
+REACH = 3.0  # standard deviations at which a term is cut off
+SAMPLE = 2**12  # rows, about, on which the strength is chosen
+BLOCK = 2**19  # logits that go through all the steps of a curve while they are in the cache
+STEPS, ENOUGH = 30, 1e-10  # of Newton's method; it ends where a step promises less, in nats a row
+HIGHEST = 20.0  # of 1/T over the common one, and its inverse: nothing that was fitted comes near
+
+WORDS = {
+    "gap": ("with a clear winner", "with a close runner-up"),
+    "energy": ("with large logits", "with small logits"),
+    "spread": ("with widely spread logits", "with logits close together"),
+    "norm": ("with long feature vectors", "with short feature vectors"),
+    "sparsity": ("with many active features", "with few active features"),
+}
+OF_LOGITS, OF_FEATURES = ("gap", "energy", "spread"), ("norm", "sparsity")
+
+
+@final
+class SampleTemperature(Calibrator):
+    """z / T(x), with T from a few statistics of each row; the prediction stays.
+
+    Args:
+        terms: the statistics, by name and separated by commas: gap (of the two largest logits),
+            energy and spread (of the logits), norm and sparsity (of the features). All of them by
+            default; those of logits where there are no features.
+    """
+
+    name = "sample"
+    title = "sample temperature scaling"
+    symbols: ClassVar[dict[str, str]] = {"temperature": "T"}
+    keeps_accuracy = True
+    takes_features = True
+    quick = "temperature"
+    temperature: Tensor
+    weights: Tensor
+    centre: Tensor
+    reach: Tensor
+    boost: Tensor
+    offsets: Tensor
+
+    def __init__(self, *, terms: str | None = None) -> None:
+        super().__init__()
+        self.terms = terms
+        if terms is not None:
+            names = [name.strip() for name in terms.split(",")]
+            if not set(names) <= set(WORDS) or len(set(names)) < len(names):
+                raise InputError(f"sample: terms is {terms!r}: choose among {', '.join(WORDS)}")
+        self.register_buffer("temperature", torch.ones(()))
+        self.register_buffer("boost", torch.zeros(()))
+        for key in ("weights", "centre", "reach", "offsets"):
+            self.register_buffer(key, torch.zeros(0))
+
+    @property
+    def needs_features(self) -> bool:  # type: ignore[override]
+        """Whether a term in use is one of features."""
+        return any(name in OF_FEATURES for name in self.names(with_features=False))
+
+    def names(self, *, with_features: bool) -> tuple[str, ...]:
+        """The terms that were asked for, or fitted, or that there are."""
+        if self.terms is not None:
+            return tuple(name.strip() for name in self.terms.split(","))
+        return OF_LOGITS + OF_FEATURES if with_features or len(self.weights) > 3 else OF_LOGITS
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """Divides each row by its own temperature and moves the predicted class."""
+        logits = head_logits(features, head)
+        if self.weights.numel() == 0:
+            return logits / self.temperature.to(logits.dtype)
+        names, dtype = self.names(with_features=False), logits.dtype
+        centre, reach, weights = (v.to(dtype) for v in (self.centre, self.reach, self.weights))
+        moved = (terms_of(names, features, logits) - centre).clamp(-reach, reach) @ weights
+        top = logits.argmax(1, keepdim=True)
+        moved = (moved + self.offsets.to(dtype)[top[:, 0]]).exp().clamp(1 / HIGHEST, HIGHEST)
+        scaled = logits * (moved / self.temperature.to(dtype))[:, None]
+        lifted = scaled.scatter(1, top, scaled.gather(1, top) + self.boost.to(dtype))
+        return keep_prediction(lifted, logits)
+
+    def learn(self, problem: Problem) -> list[StepReport]:
+        """Newton's method on all rows, at the strength that leave-one-out finds best."""
+        self.reset()
+        if problem.loss is not nll:
+            raise InputError(f"sample is fitted by nll alone, not by {problem.loss.name}")
+        with calm(problem.facts.rows * problem.facts.classes):
+            common = temper(problem.data)
+            if common is None:
+                return [settle(self, problem, {}, "")]
+            self.assign(temperature=common.temperature)
+            values: dict[str, Any] = {"temperature": common.temperature}
+            message = f"T = {common.temperature:.4g} for all rows: "
+            details: dict[str, Any] = {"strength": None, "loo": None, "loo_temperature": None}
+            if common.capped.any():
+                message += "it stopped at its cap"
+                return [settle(self, problem, values, message, False, message, details)]
+            fit = _Fit(self, problem, common)
+            best = fit.chosen(details)
+            if best is None:
+                message += "left out of the fit, rows do no better with their own"
+                return [settle(self, problem, values, message, details=details)]
+            at, settled = fit.whole(best)
+        size = len(fit.names)
+        self.assign(
+            temperature=common.temperature / float(at[0].exp()),
+            weights=at[1 : size + 1],
+            centre=fit.centre,
+            reach=fit.reach,
+            boost=at[size + 1],
+            offsets=at[size + 2 :],
+        )
+        values = {"temperature": float(self.temperature), "boost": float(self.boost)}
+        values |= dict(zip(fit.names, self.weights.tolist(), strict=True))
+        effect = self.weights.cpu() * fit.reach
+        strongest = int(effect.abs().argmax())
+        more, less = WORDS[fit.names[strongest]]
+        message = (
+            f"T = {float(self.temperature):.4g} on average; rows "
+            f"{more if effect[strongest] < 0 else less} were the most overconfident"
+        )
+        return [settle(self, problem, values, message, settled, details=details)]
+
+
+def terms_of(names: Iterable[str], features: Tensor | None, logits: Tensor) -> Tensor:
+    """The logarithms of the statistics, (n, t), in the logits' precision."""
+    tiny = torch.finfo(logits.dtype).tiny
+    away = logits - logits.mean(1, keepdim=True)
+    found = {"energy": away.logsumexp(1).log(), "spread": away.square().mean(1).clamp(min=tiny)}
+    found["spread"] = 0.5 * found["spread"].log()
+    first, second = away.topk(2, 1).values.unbind(1)
+    found["gap"] = torch.log1p(first - second)
+    if features is not None:
+        rows = features.to(logits.dtype)
+        largest = rows.abs().amax(1, keepdim=True).clamp(min=tiny)  # squares keep their range
+        rows = rows / largest
+        norm = rows.square().sum(1).clamp(min=tiny)
+        found["norm"] = 0.5 * norm.log() + largest[:, 0].log()
+        found["sparsity"] = rows.abs().sum(1).clamp(min=tiny).log() - 0.5 * norm.log()
+    return torch.stack([found[name] for name in names], 1)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows as the fit reads them.
+
+    Attributes:
+        logits: (n, k), at the common temperature's scale or not.
+        labels: (n,).
+        top: the predicted class, (n,).
+        terms: ones, then the centred terms, (n, 1 + t) float64.
+    """
+
+    logits: Tensor
+    labels: Tensor
+    top: Tensor
+    terms: Tensor
+
+
+def curves(rows: Rows, inverse: Tensor, boost: float) -> Tensor:
+    """Each row's NLL in u = log 1/T and in b: value, slopes and second derivatives, (6, n) float64.
+
+    With A the log-sum-exp of the other logits over T, the predicted class has log odds
+    d = z_top / T + b - A. The NLL is that of "the prediction is right" by d; where it is wrong,
+    that of the label among the others comes to it. The order is value, u, b, uu, ub, bb.
+    """
+    block = max(BLOCK // rows.logits.shape[1], 1)
+    if len(inverse) > block:
+        cut = [slice(start, start + block) for start in range(0, len(inverse), block)]
+        parts = [Rows(*(getattr(rows, key)[part] for key in vars(rows))) for part in cut]
+        each = (curves(*pair, boost) for pair in zip(parts, [inverse[c] for c in cut], strict=True))
+        return torch.cat(list(each), 1)
+    top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
+    others = rows.logits - rows.logits.gather(1, top)  # below the top, (n, k) <= 0
+    true = others.gather(1, rows.labels[:, None])[:, 0].double()
+    others.scatter_(1, top, -torch.inf)
+    nearest = others.amax(1, keepdim=True)
+    weight = ((others - nearest) * scale).exp_()
+    others.scatter_(1, top, 0.0)
+    total = weight.sum(1)
+    mean = torch.linalg.vecdot(weight, others) / total
+    spread = torch.linalg.vecdot(weight, others.square_()) / total - mean.square()
+    mean, spread = mean.double(), spread.double().clamp(min=0)
+    share = total.double().log() + inverse * nearest[:, 0].double()  # A, below the top
+    odds = boost - share
+    wrong = (rows.top != rows.labels).double()
+    sure = odds.sigmoid()
+    slope = sure - 1 + wrong  # in d
+    bend = sure * (1 - sure)
+    value = F.softplus(-odds) + wrong * (odds + share - inverse * true)
+    first = wrong * (mean - true) - slope * mean  # in 1/T; d falls by the mean
+    second = bend * mean.square() + (wrong - slope) * spread
+    return torch.stack(
+        [
+            value,
+            inverse * first,
+            slope,
+            inverse.square() * second + inverse * first,
+            -inverse * bend * mean,
+            bend,
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class System:
+    """Newton's linear system at a point: (t, a, b) dense, c diagonal.
+
+    Attributes:
+        value: the mean NLL with the ridge.
+        slope: (2 + t + k,).
+        border: what couples c with the rest, (k, 2 + t).
+        own: the second derivatives of c, (k,).
+        inverse: of the rest once c is eliminated, (2 + t, 2 + t).
+    """
+
+    value: float
+    slope: Tensor
+    border: Tensor
+    own: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def of(cls, sums: Tensor, at: Tensor, ridge: Tensor, dense: int) -> System:
+        """The system of sums over all rows, as `_Fit.sums` lays them out, per row."""
+        classes = len(at) - dense
+        sizes = [1, len(at), dense * dense, classes * dense, classes]
+        value, slope, inner, border, own = torch.split(sums, sizes)
+        border, own = border.view(classes, dense), own + ridge[dense:]
+        own = own.clamp(min=0.5 * float(ridge[-1]))
+        rest = inner.view(dense, dense) + torch.diag(ridge[:dense])
+        size, axes = torch.linalg.eigh(rest - border.T @ (border / own[:, None]))
+        size = size.abs().clamp(min=1e-6 * float(size.abs().max()))  # down is walked down too
+        penalty = float((ridge * at.square()).sum()) / 2
+        inverse = axes @ (axes / size).T
+        return cls(float(value) + penalty, slope + ridge * at, border, own, inverse)
+
+    def step(self) -> Tensor:
+        """Where Newton's method goes from here."""
+        dense = len(self.inverse)
+        first, last = self.slope[:dense], self.slope[dense:]
+        head = self.inverse @ (first - self.border.T @ (last / self.own))
+        return -torch.cat([head, (last - self.border @ head) / self.own])
+
+    def spread(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """How u and b of a row answer to a pull on them: uu, ub, bb, each (n,) or ()."""
+        border, own = self.border.to(rows.terms)[rows.top], self.own.to(rows.terms)[rows.top]
+        inverse = self.inverse.to(rows.terms)
+        seen = F.pad(rows.terms, (0, 1)) - border / own[:, None]
+        pulled = seen @ inverse
+        return (pulled * seen).sum(1) + 1 / own, pulled[:, -1], inverse[-1, -1]
+
+
+class _Fit:
+    """The rows of a problem, and what was fitted to them."""
+
+    def __init__(self, wanted: SampleTemperature, problem: Problem, common: Tempered) -> None:
+        self.problem, facts = problem, problem.facts
+        self.names = wanted.names(with_features=problem.head is not None and facts.width > 0)
+        self.inverse = float(common.inverse[0])
+        self.terms: list[Tensor] = []
+        self.tops: list[Tensor] = []
+        sums = torch.zeros(2, len(self.names), dtype=torch.float64)
+        wrong = torch.zeros(1, dtype=torch.float64)
+        for batch in problem.data:
+            logits = stored_logits(batch)
+            reads = features_of(batch) if set(self.names) & set(OF_FEATURES) else None
+            terms = terms_of(self.names, reads, logits).double()
+            self.terms.append(terms)
+            self.tops.append(predicted(logits))
+            sums += torch.stack([terms.sum(0), terms.square().sum(0)]).cpu()
+            wrong += (self.tops[-1] != batch.labels).sum().cpu()
+        mean, square = dist.total(sums) / facts.rows
+        self.centre = mean
+        self.reach = REACH * (square - mean.square()).clamp(min=0).sqrt()
+        for place, terms in enumerate(self.terms):
+            reach, centre = self.reach.to(terms), self.centre.to(terms)
+            self.terms[place] = F.pad((terms - centre).clamp(-reach, reach), (1, 0), value=1.0)
+        held = max(1.0, ERRORS / max(float(dist.total(wrong)), 1.0))
+        self.dense, self.size = len(self.names) + 2, len(self.names) + 2 + facts.classes
+        parts = ((len(self.names), "a"), (1, "b"), (facts.classes, "c"))
+        ridge = [torch.full((count,), RIDGE[key]) for count, key in parts]
+        self.ridge = torch.cat([torch.zeros(1), *ridge]).double() * held
+
+    def rows(self, *, sampled: bool) -> Iterable[Rows]:
+        """All rows of this process, or about SAMPLE of all processes', chosen by content."""
+        groups = max(1, round(self.problem.facts.rows / SAMPLE))
+        for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
+            rows = Rows(stored_logits(batch), batch.labels, top, terms)
+            if sampled and groups > 1:
+                chosen = fold_of(batch, groups) == 0
+                rows = Rows(*(getattr(rows, key)[chosen] for key in vars(rows)))
+            if len(rows.labels):
+                yield rows
+
+    def chosen(self, details: dict[str, Any]) -> float | None:
+        """The strength that is best for rows left out; None where one T for all is as good."""
+        kept = list(self.rows(sampled=True))
+        count = int(dist.total(torch.tensor(sum(len(rows.labels) for rows in kept))))
+        if count < 2:
+            return None
+        start = torch.zeros(self.size, dtype=torch.float64)
+        plain = self.left_out(kept, start, None, count)
+        found = {}
+        self.starts: dict[float, Tensor] = {}
+        for strength in STRENGTHS:
+            start, system, _ = self.newton(lambda: kept, count, strength, start)
+            self.starts[strength] = start
+            found[strength] = self.left_out(kept, start, system, count)
+        best = min(found, key=lambda strength: found[strength])
+        details |= {"loo": found[best], "loo_temperature": plain}
+        if not found[best] < plain:
+            return None
+        details["strength"] = best
+        return best
+
+    def whole(self, strength: float) -> tuple[Tensor, bool]:
+        """The fit to all rows, and whether it settled."""
+        every, rows = partial(self.rows, sampled=False), self.problem.facts.rows
+        at, _, settled = self.newton(every, rows, strength, self.starts[strength])
+        return at, settled
+
+    def at(self, rows: Rows, at: Tensor) -> Tensor:
+        """The curves of rows at a point, (6, n)."""
+        here = at.to(rows.terms)
+        log = rows.terms @ here[: self.dense - 1] + here[self.dense :][rows.top]
+        return curves(rows, self.inverse * log.exp(), float(here[self.dense - 1]))
+
+    def sums(self, data: Iterable[Rows], at: Tensor, rows: int) -> Tensor:
+        """Value, slope and second derivatives per row: the parts of a `System`, flat."""
+        classes, dense = self.size - self.dense, self.dense
+        total = torch.zeros(
+            1 + self.size + dense * dense + classes * (dense + 1), dtype=torch.float64
+        )
+        for part in data:
+            value, in_u, in_b, uu, ub, bb = self.at(part, at)
+            mixed = torch.cat([part.terms * uu[:, None], ub[:, None]], 1)  # of u with (t, a, b)
+            inner = torch.zeros(dense, dense).to(part.terms)
+            inner[:-1] = part.terms.T @ mixed
+            inner[-1, :-1], inner[-1, -1] = inner[:-1, -1], bb.sum()
+            by_class = torch.zeros(classes, dense + 2).to(part.terms)
+            by_class.index_add_(0, part.top, torch.cat([in_u[:, None], mixed, uu[:, None]], 1))
+            flat = [value.sum(), part.terms.T @ in_u, in_b.sum(), by_class[:, 0]]
+            flat += [inner, by_class[:, 1:-1], by_class[:, -1]]
+            total += torch.cat([one.flatten() for one in flat]).cpu()
+        return dist.total(total) / rows
+
+    def newton(
+        self, data: Callable[[], Iterable[Rows]], rows: int, strength: float, at: Tensor
+    ) -> tuple[Tensor, System, bool]:
+        """The minimum from a start, the system there, and whether the search settled."""
+        ridge = self.ridge * strength / rows
+        system = System.of(self.sums(data(), at, rows), at, ridge, self.dense)
+        for _ in range(STEPS):
+            step = system.step()
+            step = step / max(1.0, float(step.abs().max()))  # the quadratic holds no further
+            promised = -float(system.slope @ step)
+            if promised < ENOUGH:
+                return at, system, True
+            for length in (1.0, 0.5, 0.25, 0.1, 0.03, 0.01):
+                there = at + length * step
+                new = System.of(self.sums(data(), there, rows), there, ridge, self.dense)
+                if new.value <= system.value - 1e-4 * length * promised:
+                    break
+            else:
+                return at, system, promised < 1e3 * ENOUGH
+            at, system = there, new
+        return at, system, False
+
+    def left_out(self, data: list[Rows], at: Tensor, system: System | None, rows: int) -> float:
+        """The mean NLL of each row under the fit without it, by one Newton step back.
+
+        Without a system: of one T for all rows.
+        """
+        bend = torch.zeros((), dtype=torch.float64)
+        if system is None:
+            for part in data:
+                bend += self.at(part, at)[3].sum().cpu()
+            bend = dist.total(bend)
+        total = torch.zeros((), dtype=torch.float64)
+        for part in data:
+            value, in_u, in_b, uu, ub, bb = self.at(part, at)
+            if system is None:
+                own = torch.full_like(uu, 1 / float(bend))
+                cross = other = torch.zeros_like(uu)
+            else:
+                own, cross, other = (one / rows for one in system.spread(part))
+            # (I - M H) move = M g with M the answer to a pull and H the row's own curvature.
+            m11, m12 = 1 - own * uu - cross * ub, -own * ub - cross * bb
+            m21, m22 = -cross * uu - other * ub, 1 - cross * ub - other * bb
+            pull_u, pull_b = own * in_u + cross * in_b, cross * in_u + other * in_b
+            whole = (m11 * m22 - m12 * m21).clamp(min=0.05)  # one row does not decide alone
+            move_u = (m22 * pull_u - m12 * pull_b) / whole
+            move_b = (m11 * pull_b - m21 * pull_u) / whole
+            rise = in_u * move_u + in_b * move_b
+            bent = uu * move_u.square() + 2 * ub * move_u * move_b + bb * move_b.square()
+            total += (value + rise + bent / 2).sum().cpu()
+        return float(dist.total(total)) / rows
