@@ -26,7 +26,8 @@ from featcal import (
 
 N, D = 250, 12
 RECIPES = [*sorted(METHODS), "clip | temperature"]
-LOGIT_RECIPES = [recipe for recipe in RECIPES if not parse(recipe).needs_features]
+FEATURE_RECIPES = [r for r in RECIPES if parse(r).needs_features or parse(r).takes_features]
+LOGIT_RECIPES = [recipe for recipe in RECIPES if recipe not in FEATURE_RECIPES]
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
 

@@ -107,7 +107,8 @@ def compare(
     if folds is not None:
         if not 2 <= whole_number(folds) <= facts.rows:
             raise ArgumentError(
-                f"<folds> is {folds!r} of {facts.rows} rows: give an integer from 2 to {facts.rows}"
+                f"<folds> is {folds!r} for {facts.rows} rows: give an integer from 2 to "
+                f"{facts.rows}"
             )
         dealt = Folds.shuffled(scored, folds, facts.rows, seed=seed, first_row=first)
     for calibrator in calibrators:
