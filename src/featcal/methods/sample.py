@@ -94,10 +94,11 @@ class SampleTemperature(Calibrator):
         return any(name in OF_FEATURES for name in self.names(with_features=False))
 
     def names(self, *, with_features: bool) -> tuple[str, ...]:
-        """The terms that were asked for, or fitted, or that there are."""
+        """The terms asked for; otherwise all, or those of logits alone, as fitted or as can be."""
         if self.terms is not None:
             return tuple(name.strip() for name in self.terms.split(","))
-        return OF_LOGITS + OF_FEATURES if with_features or len(self.weights) > 3 else OF_LOGITS
+        every = OF_LOGITS + OF_FEATURES
+        return every if with_features or len(self.weights) == len(every) else OF_LOGITS
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """Divides each row by its own temperature and moves the predicted class."""
@@ -179,7 +180,7 @@ class Rows:
     """Some rows as the fit reads them.
 
     Attributes:
-        logits: (n, k), at the common temperature's scale or not.
+        logits: (n, k), not yet divided by any temperature.
         labels: (n,).
         top: the predicted class, (n,).
         terms: ones, then the centred terms, (n, 1 + t) float64.
