@@ -1,7 +1,8 @@
-"""Every recipe on every pack, on many resplits of its rows: what the study of docs/research.md runs.
+"""Every recipe on every pack, on many resplits of its rows: the study of docs/research.md.
 
     python experiments/study.py [--extra FOLDER] [--workers N] [--measure]
     python experiments/study.py --recipes auto "clip | sample" --sizes 250 500 [--packs NAME ...]
+    python experiments/study.py --speed
 
 val and test of a pack are put together and split again by a seeded permutation: some rows to fit
 on, the last 5,000 of the others to score. The packs are those of ../shared/packs; networks of
@@ -9,9 +10,9 @@ on, the last 5,000 of the others to score. The packs are those of ../shared/pack
 a journal, from which a stopped run goes on; a run that ends puts its part into results/study.json,
 beside what is there. experiments/study_docs.py makes the page of that file.
 
-Rows of 20 resplits are one thread's work each, as many at a time as there are workers. The first
-resplit tells what a fit costs: one of more than 20 s is given up and recorded as too expensive, and
-one of more than 3 s gets 5 resplits in place of 20.
+A fit has one thread, and as many run at a time as there are workers. The first resplit tells what a
+fit costs: one of more than 20 s at 250 rows, or 60 s at more, is given up and recorded as too
+expensive, and one of more than 3 s gets 5 resplits in place of 20. --speed times two claims by themselves.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from contextlib import contextmanager
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -45,13 +46,13 @@ RESULTS = ROOT / "results" / "study.json"
 JOURNAL = ROOT / ".cache" / "study.jsonl"
 PACKS = ROOT.parent / "shared" / "packs"
 SIZES, REPS, TEST, LEAST = (250, 500, 1000, 2500, 5000), 20, 5000, 2000
-LIMIT, SLOW, FEW = 20.0, 3.0, 5  # seconds of a fit: given up above, 5 resplits above
+LIMIT, LONGEST = 20.0, 60.0  # seconds after which a first fit is given up: smallest size, others
+SLOW, FEW = 3.0, 5  # seconds of a fit above which there are fewer resplits
 METRICS, BINS = ("nll", "ece", "adaptive_ece", "brier", "accuracy"), 15
 IN_FULL = ("nll", "ece")  # kept for each resplit, so that paired tests can be done again
 STEPWISE = ", step by step"
-CHAINS = (
-    *("clip | temperature", f"clip | temperature{STEPWISE}", "clip | sample", "sample | svs"),
-)
+CHAINS = ("clip | temperature", f"clip | temperature{STEPWISE}", "clip | sample", "sample | svs")
+TURNS, ROWS, CLASSES = 5, 25_000, 1000  # of the timing
 
 
 class Job(NamedTuple):
@@ -147,17 +148,18 @@ def done(job, path):
     batch, head = opened(path)
     fit, test = (batch.rows(part) for part in resplit(job.pack, job.rep, len(batch), job.size))
     calibrator, mode = parsed(job.recipe)
+    limit = LIMIT if job.size == SIZES[0] else LONGEST
     started = time.perf_counter()
     try:
-        with warnings.catch_warnings(), limited(LIMIT if job.rep == 0 else 0):
+        with warnings.catch_warnings(), limited(limit if job.rep == 0 else 0):
             warnings.simplefilter("ignore", featcal.CalibrationWarning)
             if calibrator is not None:
                 calibrator.fit(fit, head, mode=mode)
             seconds = time.perf_counter() - started
-    except featcal.InputError as error:
-        return {**job._asdict(), "refused": str(error)}
     except TooLong:
-        return {**job._asdict(), "expensive": LIMIT}
+        return {**job._asdict(), "expensive": limit}
+    except (featcal.InputError, RuntimeError) as error:
+        return {**job._asdict(), "refused": str(error)}
     with torch.no_grad():
         logits = calibrated_logits(test, calibrator, head)
     seen = Predictions.of(logits=logits, labels=test.labels)
@@ -184,9 +186,14 @@ class Journal:
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
         self.records = {Job(*(record[key] for key in Job._fields)): record for record in whole}
-        path.write_text("".join(json.dumps(record) + "\n" for record in whole))
+        self.keep()
+
+    def keep(self):
+        """Writes the file anew, of the records there are."""
+        self.path.write_text("".join(json.dumps(each) + "\n" for each in self.records.values()))
 
     def add(self, record):
+        """Puts a record behind the others."""
         self.records[Job(*(record[key] for key in Job._fields))] = record
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -241,10 +248,10 @@ def reps_of(first, wanted):
 
 
 def study(options, paths, packs, journal):
-    """All the jobs: first one resplit of everything, by size, then the others, the longest first."""
+    """Does all jobs and returns them: one resplit by size, then the others, the longest first."""
     context = get_context("spawn")
     with ProcessPoolExecutor(options.workers, context, torch.set_num_threads, (1,)) as pool:
-        stopped, firsts = set(), []
+        stopped, firsts, known = set(), [], []
         for size in sorted(options.sizes):
             jobs = [
                 Job(pack, recipe, size, 0)
@@ -253,6 +260,7 @@ def study(options, paths, packs, journal):
                 if packs[pack]["rows"] - size >= LEAST and (pack, recipe) not in stopped
             ]
             run(pool, journal, jobs, paths, f"one resplit, {size} rows")
+            known += jobs
             for job in jobs:
                 record = journal.records[job]
                 if "seconds" in record:
@@ -268,6 +276,7 @@ def study(options, paths, packs, journal):
         tell(journal, rest, options.workers)
         if not options.measure:
             run(pool, journal, rest, paths, "the other resplits")
+    return known + rest
 
 
 def tell(journal, rest, workers):
@@ -285,6 +294,26 @@ def tell(journal, rest, workers):
     left = [job for job in rest if job not in journal.records]
     total = sum(journal.records[job._replace(rep=0)]["spent"] for job in left)
     print(f"{len(left)} fits to go, about {total / workers / 60:.1f} minutes of {workers} workers")
+
+
+def speed():
+    """Median seconds of fits side by side: sample beside temperature, and auto on the demo pack."""
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(ROWS, CLASSES, generator=draw)
+    labels = torch.distributions.Categorical(logits=logits / 1.5).sample()
+    large, demo = Batch(logits, labels), featcal.demo_pack()
+    todo = {"temperature": (large, None), "sample": (large, None)}
+    if "auto" in METHODS:
+        todo["auto"] = (demo.split("val"), demo.head)
+    taken = {recipe: [] for recipe in todo}
+    for _ in range(TURNS):
+        for recipe, data in todo.items():
+            began = time.perf_counter()
+            featcal.parse(recipe).fit(*data)
+            taken[recipe].append(time.perf_counter() - began)
+    seconds = {recipe: float(f"{median(each):.4g}") for recipe, each in taken.items()}
+    size = {"rows": ROWS, "classes": CLASSES, "demo_rows": demo.split("val").rows}
+    return {**size, "threads": torch.get_num_threads(), "seconds": seconds}
 
 
 # --- the result file -----------------------------------------------------------------------------
@@ -307,7 +336,9 @@ def cells(records):
     """Pack -> size -> recipe -> what is kept, of records in any order."""
     groups = {}
     for record in sorted(records, key=lambda r: r["rep"]):
-        groups.setdefault((record["pack"], str(record["size"]), record["recipe"]), []).append(record)
+        groups.setdefault((record["pack"], str(record["size"]), record["recipe"]), []).append(
+            record
+        )
     found = {}
     for (pack, size, recipe), of in groups.items():
         found.setdefault(pack, {}).setdefault(size, {})[recipe] = cell(of)
@@ -328,8 +359,14 @@ def merged(old, packs, found):
         "versions": versions(),
         "setting": {
             **{"resplits": REPS, "test_rows_at_most": TEST, "test_rows_at_least": LEAST},
-            **{"bins": BINS, "limit_seconds": LIMIT, "slow_seconds": SLOW, "slow_resplits": FEW},
+            **{
+                "bins": BINS,
+                "limit_seconds": [LIMIT, LONGEST],
+                "slow_seconds": SLOW,
+                "slow_resplits": FEW,
+            },
         },
+        "speed": old.get("speed", {}),
         "packs": old.get("packs", {}) | packs,
         "results": results,
     }
@@ -374,10 +411,17 @@ def main():
     parser.add_argument("--shared", type=Path, default=PACKS, metavar="FOLDER")
     parser.add_argument("--extra", type=Path, metavar="FOLDER", help="networks that are held out")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--measure", action="store_true", help="one resplit, and what all will take")
+    parser.add_argument(
+        "--measure", action="store_true", help="one resplit, and what all will take"
+    )
     parser.add_argument("--journal", type=Path, default=JOURNAL, metavar="FILE")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE")
+    parser.add_argument("--speed", action="store_true", help="the timings alone, on all cores")
     options = parser.parse_args()
+    old = json.loads(options.output.read_text()) if options.output.exists() else {}
+    if options.speed:
+        write({**merged(old, {}, {}), "speed": speed()}, options.output)
+        return
     torch.set_num_threads(1)
     shared = {path.stem: path for path in sorted(options.shared.glob("*.npz"))}
     extra = held_out(options.extra) if options.extra else {}
@@ -392,12 +436,12 @@ def main():
     }
     opened.cache_clear()
     journal = Journal(options.journal)
-    study(options, paths, packs, journal)
+    jobs = study(options, paths, packs, journal)
     if options.measure:
         return
-    old = json.loads(options.output.read_text()) if options.output.exists() else {}
-    write(merged(old, packs, cells(journal.records.values())), options.output)
-    options.journal.unlink()
+    found = cells(journal.records.pop(job) for job in jobs)
+    write(merged(old, packs, found), options.output)
+    journal.keep()
     print(f"Wrote {options.output}")
 
 
