@@ -12,7 +12,7 @@ beside what is there. experiments/study_docs.py makes the page of that file.
 
 A fit has one thread, and as many run at a time as there are workers. The first resplit tells what a
 fit costs: one of more than 20 s at 250 rows, or 60 s at more, is given up and recorded as too
-expensive, and one of more than 3 s gets 5 resplits in place of 20. --speed times two claims by themselves.
+expensive, and one of more than 3 s gets 5 resplits in place of 20. --speed times two claims alone.
 """
 
 import argparse
