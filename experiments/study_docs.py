@@ -33,6 +33,7 @@ TOLD = (500, 2500)  # sizes of the tables by pack, and those the bars are about
 LOWER, WORSE = 0.01, 0.001  # what sample must gain over temperature, and may lose on a pack
 TIMES, SECONDS = 3.0, 10.0  # sample beside temperature, and auto on the demo pack
 NONE = "—"
+GREEN = "#009E73"
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -67,10 +68,6 @@ class Study:
         """Whether it was fitted there."""
         return "nll" in self.cell(pack, size, recipe)
 
-    def values(self, pack, size, recipe, metric, reps=None):
-        """A metric on each resplit."""
-        return np.array(self.cell(pack, size, recipe)[metric][:reps])
-
     def mean(self, pack, size, recipe, metric):
         """A metric's mean over resplits."""
         found = self.cell(pack, size, recipe)[metric]
@@ -85,10 +82,19 @@ class Study:
 
 
 def pack_ranks(study, pack, size, recipes, metric):
-    """The mean over resplits of each recipe's rank among these, 1 the best; ties share theirs."""
-    reps = min(len(study.values(pack, size, recipe, metric)) for recipe in recipes)
-    values = np.stack([study.values(pack, size, recipe, metric, reps) for recipe in recipes])
-    return stats.rankdata(values, axis=0).mean(1)
+    """The mean over resplits of each recipe's rank among these, 1 the best; ties share theirs.
+
+    That is 1 and, for every other recipe, the share of resplits in which it is the better one, with
+    ties as halves. So counted, a pair of recipes needs no more than the resplits that both have.
+    """
+    lists = [study.cell(pack, size, recipe)[metric] for recipe in recipes]
+    values = np.full((len(lists), max(map(len, lists))), np.nan)
+    for row, found in zip(values, lists, strict=True):
+        row[: len(found)] = found
+    here, there = values[:, None], values[None]
+    better = ((there < here) + 0.5 * (there == here)).sum(2)
+    both = (~np.isnan(here + there)).sum(2)
+    return 0.5 + (better / both).sum(1)  # a recipe ties with itself
 
 
 def complete(study, packs, size):
@@ -320,27 +326,36 @@ def pack_table(study):
 
 
 def left_out(study):
-    """What was refused or given up, and where resplits are fewer."""
-    reasons, few = {}, {}
+    """What was refused or given up, and where resplits are fewer: a line for each reason."""
+    places = {}  # recipe, reason -> pack -> sizes
     for pack, of_pack in study.results.items():
         for size, cells in of_pack.items():
             for recipe, kept in cells.items():
-                if "refused" in kept:
-                    reason = kept["refused"].replace("\n", " ")
-                    reasons.setdefault((recipe, reason), set()).add(pack)
-                elif "expensive" in kept:
-                    reason = f"a fit takes more than {kept['expensive']:g} s from {size} rows on"
-                    reasons.setdefault((recipe, reason), set()).add(pack)
-                elif len(kept["nll"]) < study.setting["resplits"]:
-                    few.setdefault((recipe, len(kept["nll"])), {}).setdefault(pack, size)
-    lines = [
-        f"- {name(recipe)} on {told(packs, study)}: {reason}"
-        for (recipe, reason), packs in reasons.items()
-    ]
-    for (recipe, count), packs in few.items():
-        where = ", ".join(f"{pack} from {int(size):,} rows on" for pack, size in packs.items())
-        lines.append(f"- {name(recipe)} has {count} resplits on {where}")
-    return "\n".join(lines)
+                reason = why_not(recipe, kept, study.setting["resplits"])
+                if reason:
+                    found = places.setdefault((recipe, reason), {})
+                    found.setdefault(pack, []).append(f"{int(size):,}")
+    lines = {}
+    for (recipe, reason), found in places.items():
+        by_sizes = {}
+        for pack, sizes in found.items():
+            every = len(sizes) == len(study.results[pack])
+            at = "" if every else f" at {', '.join(sizes)} rows"
+            by_sizes.setdefault(at, set()).add(pack)
+        where = "; ".join(f"{told(packs, study)}{at}" for at, packs in by_sizes.items())
+        lines.setdefault((where, reason), []).append(name(recipe))
+    return "\n".join(f"- {', '.join(who)} on {where}: {why}" for (where, why), who in lines.items())
+
+
+def why_not(recipe, kept, resplits):
+    """Why a recipe was not fitted, or not as often as others; None where all is well."""
+    if "refused" in kept:
+        text = kept["refused"].removeprefix(recipe.partition(",")[0])
+        return text.lstrip(": ").replace("\n", " ")
+    if "expensive" in kept:
+        return f"a fit takes more than {kept['expensive']:g} s"
+    few = len(kept["nll"]) < resplits
+    return f"{len(kept['nll'])} of {resplits} resplits" if few else None
 
 
 def told(packs, study):
@@ -462,7 +477,8 @@ def by_pack(study, size, metric):
             mean, half = (100 * v for v in find(study, pack, size, recipe, BASE, metric=metric))
             text = f"{mean:+.2f} ± {half:.2f}"
             cells.append(f"**{text}**" if mean < -half else text)
-        rows.append((pack, *cells))
+        held = " (held out)" if study.packs[pack]["group"] == "held out" else ""
+        rows.append((f"{pack}{held}", *cells))
     return table(("", f"temperature, {COLUMNS[metric].unit}", *map(name, recipes)), rows)
 
 
@@ -560,11 +576,11 @@ def draw_difference(ax, study, size):
 
 
 LOOKS = {  # hue and mark of a line
-    "none": (GREY, "o"),
+    "vector": (GREY, "o"),
     "svs": (PURPLE, "^"),
     "parameterised": (VERMILLION, "s"),
     "sample": (BLUE, "D"),
-    "auto": ("#009E73", "v"),
+    "auto": (GREEN, "v"),
 }
 
 
@@ -572,13 +588,14 @@ def draw_sizes(study, path):
     """NLL relative to temperature by fit rows, means over those packs that have every size."""
     from matplotlib.figure import Figure
 
+    groups = {g: study.of_group(g, study.sizes[-1]) for g in GROUPS}
+    groups = {group: packs for group, packs in groups.items() if packs}
     with own_style():
-        figure = Figure(figsize=(7.2, 3.5), layout="constrained")
-        panels = figure.subplots(1, len(GROUPS), sharey=True)
-        for ax, (group, words) in zip(panels, GROUPS.items(), strict=True):
-            packs = study.of_group(group, study.sizes[-1])
+        figure = Figure(figsize=(3.8 * len(groups), 3.5), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(groups), sharey=True))
+        for ax, (group, packs) in zip(panels, groups.items(), strict=True):
             for recipe, (hue, mark) in LOOKS.items():
-                if packs and all(study.ran(p, s, recipe) for p in packs for s in study.sizes):
+                if all(study.ran(pack, size, recipe) for pack in packs for size in study.sizes):
                     means = [
                         100 * fmean(relative(study, pack, size, recipe)[0] for pack in packs)
                         for size in study.sizes
@@ -590,12 +607,11 @@ def draw_sizes(study, path):
             ax.set_xticks(study.sizes, [f"{size:,}" for size in study.sizes], size=TEXT)
             ax.minorticks_off()
             ax.set_xlabel("fit rows")
-            ax.set_ylim(-6, 6)
             ax.spines[["top", "right"]].set_visible(False)
-            title = f"{words} ({len(packs)} with all sizes)"
+            title = f"{len(packs)} {GROUPS[group]}"
             ax.set_title(title, loc="left", size=TEXT + 1, weight="bold")
         panels[0].set_ylabel("NLL relative to temperature, %")
-        marks, labels = panels[-1].get_legend_handles_labels()
+        marks, labels = panels[0].get_legend_handles_labels()
         figure.legend(marks, labels, loc="outside lower center", ncols=len(LOOKS), frameon=False)
         figure.savefig(path, metadata=METADATA["svg"])
 
