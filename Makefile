@@ -8,6 +8,8 @@
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
 #   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (needs a GPU);
 #                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
+#   make study      every recipe on every pack, 20 resplits: docs/research.md (hours on two cores, 20 minutes on 16);
+#                   EXTRA=folder adds networks that are held out
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +22,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce grid coverage clean
+.PHONY: demo test lint bench figures examples reproduce grid study coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -56,6 +58,11 @@ grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
 	$(BIN)/python experiments/paper_tables.py
 	$(BIN)/python experiments/paper_docs.py
+
+study: $(VENV)/.dev
+	$(BIN)/python experiments/study.py $(if $(EXTRA),--extra $(EXTRA))
+	$(BIN)/python experiments/study.py --speed
+	$(BIN)/python experiments/study_docs.py
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py
