@@ -56,6 +56,7 @@ CONFIDENT = (0.9, 0.95)
 WATCH_EVERY = 10
 LARGEST = 16 * 2**20  # bytes of a file worth keeping
 NORMS = {"cifar10": ("matched",), "cifar100": ("matched", "reference")}
+LONG = ("resnet110", "densenet121", "wrn26x10")
 LOSSES = ("focal", "label_smoothing", "brier", MMCE[0], "flsd", "dual_focal")
 
 
@@ -86,7 +87,7 @@ def grid():
     small = [Run(dataset, "wrn16x4", seed=seed) for seed in (1, 2) for dataset in both]
     large = [Run(dataset, "resnet50") for dataset in both]
     losses = [Run(dataset, "wrn16x4", loss) for loss in LOSSES for dataset in both]
-    others = [Run(d, network) for network in ("resnet110", "densenet121") for d in both]
+    others = [Run(d, network) for network in LONG for d in both]
     more = [Run("cifar10", "resnet50", loss) for loss in LOSSES]
     return [*small, *large, *losses, *others, *more]
 
@@ -457,14 +458,30 @@ def clipped_rows(arrays, part):
     return Batch(logits, torch.from_numpy(arrays[f"{part}_labels"]).long())
 
 
-def completed(run, folder):
-    """A run with the recipes of features that it was judged without, and with the pairs.
+def mean_features(arrays, part, width):
+    """The mean |feature| of confident wrong and right rows, and its difference's 95 % interval."""
+    logits = torch.from_numpy(arrays[f"{part}_logits"]).double()
+    labels = torch.from_numpy(arrays[f"{part}_labels"]).long()
+    mean = torch.from_numpy(arrays[f"{part}_l1"]).double() / width
+    sure, right = logits.softmax(1).amax(1) > CONFIDENT[0], logits.argmax(1) == labels
+    groups = mean[sure & ~right], mean[sure & right]
+    error = math.sqrt(sum(float(group.var()) / len(group) for group in groups))
+    hce, lce = (float(group.mean()) for group in groups)
+    ends = [hce - lce - 1.96 * error, hce - lce + 1.96 * error]
+    return {"hce": hce, "lce": lce, "interval": ends}
 
-    From its features where it left them; else `sample` alone, from logits and lengths.
+
+def completed(run, folder):
+    """A run with what it was judged without: mean features, recipes of features, and pairs.
+
+    The recipes from its features where it left them; else `sample` alone, from logits and lengths.
     """
+    arrays, path = np.load(folder / "logits.npz"), folder / "pack.npz"
+    means = {n: mean_features(arrays, f"test_{n}", run["features"]) for n in run["results"]}
+    key = f"means_{CONFIDENT[0]:g}"
+    run = {**run, "results": {n: {**run["results"][n], key: means[n]} for n in means}}
     if all("pairs" in result for result in run["results"].values()):
         return run
-    arrays, path = np.load(folder / "logits.npz"), folder / "pack.npz"
     if path.exists():
         pack = np.load(path)
         head, recipes, rows_of = own_head(pack), ("sample", "clip | sample"), own_rows
