@@ -210,7 +210,7 @@ def draw_losses(found, path):
                     for row in one.rows(recipe, MATCHED)
                 ]
                 x, y = zip(*marks, strict=True)
-                ax.plot(x, y, mark, color=hue, label=label, markersize=4.5, markeredgecolor="white")
+                ax.plot(x, y, mark, color=hue, label=label, markersize=5, markeredgecolor="white")
             ax.set_xlim(left=0)
             ax.set_xlabel("ECE on test, %")
             ax.grid(visible=True, axis="x", linewidth=0.4, alpha=0.5)

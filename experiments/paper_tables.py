@@ -381,6 +381,7 @@ WORDS = {
 METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "nll": "NLL", "accuracy": "accuracy"}
 BESIDE = {"train-time": "ece", "ece-posthoc": "ece", "adaece-posthoc": "adaptive_ece"}
 BESIDE["accuracy"] = "accuracy"
+BESIDE_PAPER = "Our networks, trained as the paper's, beside them"
 BY_NETWORK, BY_LAYER, ENTROPY = ("train-time", "accuracy", "adaece-posthoc"), "layers", "entropy"
 
 
@@ -529,7 +530,7 @@ def side_by_side(found, metric):
             )
         mark = " [w]" if stands_for(one) and set(cells[::2]) != {MISSING} else ""
         rows.append((f"{one}{mark}", *cells))
-    title = f"Our networks beside the paper's: {METRICS[metric]} in percent on test"
+    title = f"{BESIDE_PAPER}: {METRICS[metric]} in percent on test images normalised as the paper's"
     headings = (f"{recipe}\n{who}" for recipe in shown for who in ("paper", "ours"))
     cells = [cell for row in rows for cell in row]
     arrows = "the paired 95 % interval says so, for each seed: clip and temperature beside none, "
@@ -594,7 +595,7 @@ def entropy_table(found):
             cells = (f"{entropy[group][key]:.4f}" for group in ("hce", "lce") for key in keys)
             rows.append((f"{one}, seed {run['seed']}, above 0.9", *cells))
     headings = (f"{group}\n{key}" for group in ("HCE", "LCE") for key in keys)
-    title = "Our networks beside the paper's: softmax entropy in nats, before and after a clip"
+    title = f"{BESIDE_PAPER}: softmax entropy in nats, before and after a clip"
     return Table(title, ("", *headings), tuple(rows), (), 3)
 
 
