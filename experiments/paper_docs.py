@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from statistics import fmean, median
 
-from paper_claims import beyond, claims_table
+from paper_claims import beyond, claims_text
 from paper_tables import (
     MATCHED,
     PAPER_LOSSES,
@@ -73,7 +73,7 @@ def reproduction_parts(results, published, layers):
     )
     side = side_by_side(networks(published), "ece")
     return {
-        "claims": claims_table(published, layers).markdown(),
+        "claims": claims_text(published, layers),
         "beyond": beyond(published),
         "networks": side.markdown() + notes_of(side),
         "tables": Table("", headings, listing).markdown(),
@@ -196,7 +196,7 @@ def draw_losses(found, path):
     from matplotlib.figure import Figure
 
     names = [one.name for one in found]
-    names = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    names = [name for name in dict.fromkeys(names) if names.count(name) > 1] or names
     losses = [loss for loss in PAPER_LOSSES if any(one.loss == loss for one in found)]
     with own_style():
         figure = Figure(figsize=(8.4, 1.1 + 0.4 * len(losses)), layout="constrained")
