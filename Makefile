@@ -10,6 +10,10 @@
 #                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
 #   make study      every recipe on every pack, 20 resplits: docs/research.md (hours on two cores, 20 minutes on 16);
 #                   EXTRA=folder adds networks that are held out
+#   make published DATA=folder   trains the paper's networks as published and fills its tables (needs a GPU, and
+#                   goes on where it was stopped); the folder holds cifar10/ and cifar100/, see docs/datasets.md
+#   make merge WORK=folder   puts the finished runs of a folder into results/ and the pages
+#   make grid DATA=folder   the same losses in short runs
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +27,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench figures examples reproduce grid study coverage clean
+.PHONY: demo test lint bench figures examples reproduce published merge grid coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -54,8 +59,14 @@ reproduce: $(VENV)/.demo
 	$(BIN)/python experiments/paper_tables.py
 	$(BIN)/python experiments/paper_docs.py
 
-grid: $(VENV)/.demo
-	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
+# Each run has a folder in WORK, with its checkpoint until it is done.
+published: WORK ?= $(DATA)/published
+published: $(VENV)/.demo
+	$(BIN)/python experiments/train_published.py --data $(or $(DATA),$(error give the folder of the images: make published DATA=folder)) --work $(WORK)
+	$(MAKE) merge WORK=$(WORK)
+
+merge: $(VENV)/.demo
+	$(BIN)/python experiments/train_published.py --merge $(or $(WORK),$(error give the folder of the runs: make merge WORK=folder))
 	$(BIN)/python experiments/paper_tables.py
 	$(BIN)/python experiments/paper_docs.py
 
@@ -63,6 +74,8 @@ study: $(VENV)/.dev
 	$(BIN)/python experiments/study.py $(if $(EXTRA),--extra $(EXTRA))
 	$(BIN)/python experiments/study.py --speed
 	$(BIN)/python experiments/study_docs.py
+grid: $(VENV)/.demo
+	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py

@@ -7,11 +7,13 @@ What `featcal train DATASET NETWORK --published` does: steps of the rate, summed
 clipped to 2. --work holds a folder for each run: its checkpoint, from which a stopped run goes on,
 then `run.json`, once it is judged, and small files for later recipes. Several processes may work on
 one list side by side, best under CUDA MPS, each on the next run that nobody has; where there is no
-MPS, `--together` trains all in one process, each on a stream of its own. Thresholds and
-temperatures are fitted on val, never on test.
+MPS, `--together` trains all in one process, each on a stream of its own. Everything is fitted on
+val, never on test. `--merge` puts the finished runs into one file; a run that was judged without
+`sample` gets it from the logits and the lengths of the features that it left.
 """
 
 import argparse
+import copy
 import fcntl
 import json
 import math
@@ -25,10 +27,12 @@ from statistics import median
 
 import numpy as np
 import torch
-from train_grid import MMCE, WITH_INTERVALS, loss_text
+from torch import nn
+from train_grid import ABLATED, LAYERS, MMCE, WITH_INTERVALS, loss_text
 
 import featcal
-from featcal.analysis import EntropyGrowth, FeatureValues, Groups
+from featcal.analysis import EntropyGrowth, FeatureValues, Groups, LayerAblation
+from featcal.core.batch import Batch
 from featcal.datasets import load_images, normalisations, split
 from featcal.losses import parse_loss
 from featcal.models import build
@@ -40,14 +44,19 @@ from featcal.train.loop import Trainer, full_precision
 from featcal.train.recipe import EPOCHS, steps_of
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "published.json"
-RECIPES = ("none", "temperature", "clip", "clip | temperature")
-JOINT = "clip | temperature"
-AGAINST = (None, 0, 0, 1, 1)  # each beside what it adds to
-BINS, RESAMPLES, SEED = 15, 1000, 0
+# Each beside what it adds to, the last of them fitted jointly.
+AGAINST = {
+    **{"none": None, "temperature": "none", "clip": "none", "clip | temperature": "temperature"},
+    **{"sample": "temperature", "clip | sample": "sample"},
+}
+JOINT, BESIDE_JOINT = "clip | temperature", "temperature"
+PAIRS = {"clip": "temperature", "sample": "clip | temperature"}  # and these beside each other
+HOW = {"bins": 15, "resamples": 1000, "seed": 0}
 CONFIDENT = (0.9, 0.95)
 WATCH_EVERY = 10
 LARGEST = 16 * 2**20  # bytes of a file worth keeping
 NORMS = {"cifar10": ("matched",), "cifar100": ("matched", "reference")}
+LONG = ("resnet110", "densenet121", "wrn26x10")
 LOSSES = ("focal", "label_smoothing", "brier", MMCE[0], "flsd", "dual_focal")
 
 
@@ -78,7 +87,7 @@ def grid():
     small = [Run(dataset, "wrn16x4", seed=seed) for seed in (1, 2) for dataset in both]
     large = [Run(dataset, "resnet50") for dataset in both]
     losses = [Run(dataset, "wrn16x4", loss) for loss in LOSSES for dataset in both]
-    others = [Run(d, network) for network in ("resnet110", "densenet121") for d in both]
+    others = [Run(d, network) for network in LONG for d in both]
     more = [Run("cifar10", "resnet50", loss) for loss in LOSSES]
     return [*small, *large, *losses, *others, *more]
 
@@ -160,20 +169,38 @@ def told(row):
 
 def compared(val, test, head):
     """The recipes step by step, and one of them jointly: fitted on val, scored on test."""
-    how = {"bins": BINS, "resamples": RESAMPLES, "seed": SEED}
-    steps = compare(val, test, list(RECIPES), head, mode="sequential", **how)
-    joint = compare(val, test, [JOINT], head, mode="joint", **how)
-    return Comparison((*steps.rows, *joint.rows), AGAINST, steps.settings)
+    steps = compare(val, test, list(AGAINST), head, mode="sequential", **HOW)
+    joint = compare(val, test, [JOINT], head, mode="joint", **HOW)
+    return [*steps.rows, *joint.rows]
 
 
-def fitted_values(found):
-    """Threshold and temperature of every row that has them; None for a clip of nothing."""
+def beside(rows, others):
+    """The rows as JSON, each with its paired differences from the row of the same place."""
+    found = [row for row in others if row is not None]
+    against = [None if row is None else found.index(row) for row in others]
+    pairs = Comparison((*found, *rows), (*[None] * len(found), *against))
+    return [told(row) for row in pairs.as_json()["rows"][len(found) :]]
+
+
+def judged_rows(rows, joint):
+    """Every row beside what it adds to, and the pairs that are asked for besides."""
+    named = {row.recipe: row for row in rows if row is not joint}
+    others = [named.get(BESIDE_JOINT if r is joint else AGAINST[r.recipe]) for r in rows]
+    modes = ("joint" if row is joint else "sequential" for row in rows)
+    values = map(fitted_values, rows)
+    told_rows = zip(modes, values, beside(rows, others), strict=True)
+    pairs = beside([named[r] for r in PAIRS], [named[r] for r in PAIRS.values()])
+    return {
+        "rows": [{"mode": mode, "values": some, **row} for mode, some, row in told_rows],
+        "pairs": {row["recipe"]: row["differences"] for row in pairs},
+    }
+
+
+def fitted_values(row):
+    """Threshold and temperature, where it has them; None for a clip of nothing."""
+    steps = [] if row.calibrator is None else row.calibrator.steps_in_order()
     keys = ("threshold", "temperature")
-    steps = [[] if r.calibrator is None else r.calibrator.steps_in_order() for r in found.rows]
-    return [
-        {key: finite(getattr(step, key)) for step in some for key in keys if hasattr(step, key)}
-        for some in steps
-    ]
+    return {key: finite(getattr(step, key)) for step in steps for key in keys if hasattr(step, key)}
 
 
 def finite(value):
@@ -225,23 +252,17 @@ def judged(training, facts):
             )
             for norm in norms
         }
-    head = model.head.cpu()
+    head = copy.deepcopy(model.head).cpu()
     parts = {"val": val, **{f"test_{norm}": test for norm, test in tests.items()}}
     results, clip = {}, None
     for norm, test in tests.items():
-        found = compared(val, test, head)
-        rows = found.as_json()["rows"]
-        modes = (*("sequential",) * len(RECIPES), "joint")
-        told_rows = [
-            {"mode": mode, "values": values, **told(row)}
-            for mode, values, row in zip(modes, fitted_values(found), rows, strict=True)
-        ]
-        clip = found.rows[RECIPES.index("clip")].calibrator
+        rows = compared(val, test, head)
+        clip = next(row.calibrator for row in rows if row.recipe == "clip")
         labels, logits = whole(test, "labels"), whole(test, "logits")
         with torch.no_grad():
             after = clip(whole(test, "features"), head)
         results[norm] = {
-            "rows": told_rows,
+            **judged_rows(rows, rows[-1]),
             "entropy": mean_entropies(logits, after, labels),
             **premises(test, clip, head),
         }
@@ -266,10 +287,21 @@ def judged(training, facts):
     return results, arrays, pack
 
 
+def ablated(training):
+    """The clip at other places of the network, what comes behind it computed again."""
+    splits, pixels, device = training.splits, training.pixels, training.engine.device
+    parts = (Batches(part, pixels, device) for part in (splits.val, splits.test))
+    with full_precision():
+        return LayerAblation.of(training.model, *parts, LAYERS).as_json()["rows"]
+
+
 def finish(training, facts):
     """Judges a run and writes what it leaves, the record last."""
     began, folder = time.perf_counter(), training.folder
     results, arrays, pack = judged(training, facts)
+    run = training.run
+    if (run.dataset, run.network, run.loss) == ABLATED and run.seed == 1:
+        facts = {**facts, "layers": ablated(training)}
     about = {key: facts[key] for key in ("dataset", "network", "loss", "seed", "recipe")}
     np.savez_compressed(folder / "logits.npz", **arrays, meta=json.dumps(about))
     if sum(array.nbytes for array in pack.values()) < LARGEST:
@@ -377,6 +409,103 @@ def together(runs, options):
         thread.join()
 
 
+# --- what a run judged without `sample` left -----------------------------------------------------
+
+TINY = 2.0**-12  # of logits among features
+
+
+def stand_in(arrays, part, width):
+    """Rows with the logits that were kept, and with features of the lengths that were.
+
+    `sample` reads of features the sums of their absolute values and of their squares. These have
+    the logits in front, made tiny; one larger value and `width` equal ones bring both sums to those
+    of the network's own.
+    """
+    logits = torch.from_numpy(arrays[f"{part}_logits"]).double()
+    small = TINY * logits
+    total = torch.from_numpy(arrays[f"{part}_l1"]).double() - small.abs().sum(1)
+    square = torch.from_numpy(arrays[f"{part}_l2"]).double().square() - small.square().sum(1)
+    mean = total / (width + 1)
+    spread = (square - total * mean).clamp(min=0).sqrt()
+    large = mean + spread * math.sqrt(width / (width + 1))
+    rest = mean - spread / math.sqrt(width * (width + 1))
+    features = torch.cat([small, large[:, None], rest[:, None].expand(-1, width)], 1).float()
+    return Batch(None, torch.from_numpy(arrays[f"{part}_labels"]).long(), features)
+
+
+def stand_in_head(classes, width):
+    """Reads the logits in front."""
+    head = nn.Linear(classes + width + 1, classes)
+    with torch.no_grad():
+        head.weight.zero_()[:, :classes] = torch.eye(classes) / TINY
+        head.bias.zero_()
+    return head
+
+
+def own_rows(arrays, part):
+    features = torch.from_numpy(arrays[f"{part}_features"]).float()
+    return Batch(None, torch.from_numpy(arrays[f"{part}_labels"]).long(), features)
+
+
+def own_head(arrays):
+    head = nn.Linear(*arrays["weight"].shape[::-1])
+    head.load_state_dict({key: torch.from_numpy(arrays[key]) for key in ("weight", "bias")})
+    return head
+
+
+def clipped_rows(arrays, part):
+    logits = torch.from_numpy(arrays[f"{part}_clipped"]).float()
+    return Batch(logits, torch.from_numpy(arrays[f"{part}_labels"]).long())
+
+
+def mean_features(arrays, part, width):
+    """The mean |feature| of confident wrong and right rows, and its difference's 95 % interval."""
+    logits = torch.from_numpy(arrays[f"{part}_logits"]).double()
+    labels = torch.from_numpy(arrays[f"{part}_labels"]).long()
+    mean = torch.from_numpy(arrays[f"{part}_l1"]).double() / width
+    sure, right = logits.softmax(1).amax(1) > CONFIDENT[0], logits.argmax(1) == labels
+    groups = mean[sure & ~right], mean[sure & right]
+    error = math.sqrt(sum(float(group.var()) / len(group) for group in groups))
+    hce, lce = (float(group.mean()) for group in groups)
+    ends = [hce - lce - 1.96 * error, hce - lce + 1.96 * error]
+    return {"hce": hce, "lce": lce, "interval": ends}
+
+
+def completed(run, folder):
+    """A run with what it was judged without: mean features, recipes of features, and pairs.
+
+    The recipes from its features where it left them; else `sample` alone, from logits and lengths.
+    """
+    arrays, path = np.load(folder / "logits.npz"), folder / "pack.npz"
+    means = {n: mean_features(arrays, f"test_{n}", run["features"]) for n in run["results"]}
+    key = f"means_{CONFIDENT[0]:g}"
+    run = {**run, "results": {n: {**run["results"][n], key: means[n]} for n in means}}
+    if all("pairs" in result for result in run["results"].values()):
+        return run
+    if path.exists():
+        pack = np.load(path)
+        head, recipes, rows_of = own_head(pack), ("sample", "clip | sample"), own_rows
+    else:
+        pack, recipes = arrays, ("sample",)
+        head = stand_in_head(run["classes"], run["features"])
+
+        def rows_of(arrays, part):
+            return stand_in(arrays, part, run["features"])
+
+    val, clipped = rows_of(pack, "val"), clipped_rows(arrays, "val")
+    results = {}
+    for norm, result in run["results"].items():
+        test, after = rows_of(pack, f"test_{norm}"), clipped_rows(arrays, f"test_{norm}")
+        rows = list(compare(val, test, ["temperature", *recipes], head, **HOW))
+        twice = compare(clipped, after, ["none", "temperature"], **HOW)
+        names = ("clip", "clip | temperature")
+        rows += [replace(row, recipe=name) for row, name in zip(twice, names, strict=True)]
+        found = judged_rows(rows, None)
+        new = [row for row in found["rows"] if row["recipe"] in recipes]
+        results[norm] = {**result, "rows": [*result["rows"], *new], "pairs": found["pairs"]}
+    return {**run, "results": results}
+
+
 def merged(folders):
     """The finished runs of several folders as one file's worth, in the order of the list."""
     paths = sorted(path for folder in folders for path in folder.glob("*/run.json"))
@@ -386,7 +515,8 @@ def merged(folders):
     for name in names:
         if found[name]["recipe"]["epochs"] != EPOCHS:
             raise SystemExit(f"{name} has {found[name]['recipe']['epochs']} epochs, a trial")
-    runs = [{"name": name, **found[name]} for name in names]
+    at = {path.parent.name: path.parent for path in paths}
+    runs = [{"name": name, **completed(found[name], at[name])} for name in names]
     return {"made_by": "experiments/train_published.py", "versions": versions(), "runs": runs}
 
 
