@@ -8,6 +8,8 @@
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
 #   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (needs a GPU);
 #                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
+#   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
+#                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +22,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce grid coverage clean
+.PHONY: demo test lint bench figures examples reproduce grid shift coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -56,6 +58,10 @@ grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
 	$(BIN)/python experiments/paper_tables.py
 	$(BIN)/python experiments/paper_docs.py
+
+shift: $(VENV)/.demo
+	$(BIN)/python experiments/shift.py --docs --run $(or $(RUN),$(error give a trained network: make shift RUN=folder DATA=folder)) \
+	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py

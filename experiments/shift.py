@@ -52,6 +52,12 @@ RECIPES = (
 BINS, RESAMPLES, SEED = 15, 500, 0
 PAIRED = ("nll", "ece")  # with an interval of the difference from BASE
 CLEAN = "clean"
+INTRO = """\
+A calibrator is a promise about rows like those it was fitted on. Here they are unlike: images that
+are noisy, blurred, pale or compressed, and questions that no class covers. Nothing is fitted on
+them. `make shift` judges a network that `experiments/train_published.py` trained with
+`--keep-weights`; the damage is in `experiments/corruptions.py`, in the manner of Hendrycks and
+Dietterich (ICLR 2019), with strengths of our own. `make examples` asks the questions."""
 
 
 # --- one network ---------------------------------------------------------------------------------
@@ -288,6 +294,7 @@ def image_part(dataset, networks):
     """Tables of the networks of one data set."""
     names = ", ".join(sorted({f"{n['network']} with {n['loss']}" for n in networks.values()}))
     found = list(networks.values())
+    count = f"{len(found)} networks" if len(found) > 1 else "a network"
     first, sets = found[0], len(found) * len(KINDS) * len(STRENGTHS)
     unfinished = [
         f" `{name}` had {n['epochs']['done']} of {n['epochs']['of']} epochs."
@@ -296,7 +303,7 @@ def image_part(dataset, networks):
     ]
     return "\n\n".join(
         [
-            f"**{dataset}**, {len(found)} trained here ({names}): fitted on "
+            f"**{dataset}**, {count} trained here ({names}): fitted on "
             f"{first['rows']['val']:,} "
             f"clean val images, scored on the first {first['rows']['test']:,} test images, "
             f"means over {len(KINDS)} kinds.{''.join(unfinished)}",
@@ -351,7 +358,7 @@ def page_part(results, text_results):
     if parts:
         words = "lines over strengths of damage from clean to 5, one for each recipe"
         parts.insert(0, f"![ECE and NLL under shift: {words}](images/{PICTURE.name})")
-    return "\n\n".join([*parts, scope_part(text_results)])
+    return "\n\n".join([INTRO, *parts, scope_part(text_results)])
 
 
 def by_dataset(results):
