@@ -50,6 +50,7 @@ RECIPES = (
     *("clip | temperature", "sample", "clip | sample", "auto"),
 )
 BINS, RESAMPLES, SEED = 15, 500, 0
+AT_ONCE = {"cuda": 1000, "cpu": 100}  # images: what fills a GPU, what a core's cache holds
 PAIRED = ("nll", "ece")  # with an interval of the difference from BASE
 CLEAN = "clean"
 INTRO = """\
@@ -159,7 +160,8 @@ def judged(path, data, rows):
 
     def seen(images):
         with full_precision():
-            return featcal.collect(model, Batches(images, pixels, torch.device(device)))
+            batches = Batches(images, pixels, torch.device(device), AT_ONCE[device])
+            return featcal.collect(model, batches)
 
     test = splits.test.rows(torch.arange(min(rows, len(splits.test))))
     val, clean, head = seen(splits.val), seen(test), copy.deepcopy(model.head).cpu()
