@@ -189,7 +189,7 @@ def judged(path, data, rows):
         **{key: settings[key] for key in ("dataset", "network", "loss")},
         "epochs": {"done": about["position"]["epoch"], "of": settings["recipe"]["epochs"]},
         "train_seed": settings["recipe"]["seed"],
-        "rows": {"val": val.rows, "test": len(test)},
+        "rows": {"val": val.rows, "test": len(test), "of": len(splits.test)},
         **{"bins": BINS, "resamples": RESAMPLES, "seed": SEED, "versions": versions()},
         "kinds": {kind: list(found[1]) for kind, found in KINDS.items()},
         "fitted": {
@@ -258,7 +258,21 @@ def by_strength(networks, metric):
             cells.append(marked(text, every, recipe, metric))
         rows.append((f"`{recipe}`", *cells))
     title = {"nll": f"NLL of `{BASE}`, and of the others against it", "ece": "ECE, %"}[metric]
-    return Table("", (title, CLEAN, *map(str, STRENGTHS)), tuple(rows)).markdown()
+    return grid((title, CLEAN, *map(str, STRENGTHS)), rows)
+
+
+def grid(headings, rows, words=1):
+    """A table whose first columns are words and the others numbers."""
+    numeric = [place >= words for place in range(len(headings))]
+    return Table("", tuple(headings), tuple(rows)).markdown(numeric=numeric)
+
+
+def accuracy_line(networks):
+    """How often the networks are right, by strength."""
+    levels = zip(*map(strengths_of, networks), strict=True)
+    means = [100 * fmean(scores[NONE]["accuracy"] for scores in every) for every in levels]
+    first, *rest = (f"{mean:.1f}" for mean in means)
+    return f"right on {first} % of them, and on {', '.join(rest)} % from strength 1 to 5"
 
 
 def by_kind(networks):
@@ -270,8 +284,7 @@ def by_kind(networks):
         right = f"{100 * fmean(scores[NONE]['accuracy'] for scores in every):.1f}"
         cells = (f"{fmean(relative(scores, r) for scores in every):+.2f}" for r in recipes)
         rows.append((kind, right, *cells))
-    headings = ("", "accuracy %", *(f"`{recipe}`" for recipe in recipes))
-    return Table("", headings, tuple(rows)).markdown()
+    return grid(("", "accuracy %", *(f"`{recipe}`" for recipe in recipes)), rows)
 
 
 def verdicts(networks):
@@ -289,7 +302,7 @@ def verdicts(networks):
         rows.append((f"`{recipe}`", *cells, f"{100 * moved:+.2f}"))
     words = ("better", "undecided", "worse")
     headings = (f"{name} {word}" for name in ("NLL", "ECE") for word in words)
-    return Table("", ("", *headings, "accuracy, points"), tuple(rows)).markdown()
+    return grid(("", *headings, "accuracy, points"), rows)
 
 
 def image_part(dataset, networks):
@@ -298,17 +311,18 @@ def image_part(dataset, networks):
     found = list(networks.values())
     count = f"{len(found)} networks" if len(found) > 1 else "a network"
     first, sets = found[0], len(found) * len(KINDS) * len(STRENGTHS)
+    rows = first["rows"]
     unfinished = [
         f" `{name}` had {n['epochs']['done']} of {n['epochs']['of']} epochs."
         for name, n in networks.items()
         if n["epochs"]["done"] < n["epochs"]["of"]
     ]
+    part = f"the first {rows['test']:,} of " if rows["test"] < rows["of"] else ""
     return "\n\n".join(
         [
-            f"**{dataset}**, {count} trained here ({names}): fitted on "
-            f"{first['rows']['val']:,} "
-            f"clean val images, scored on the first {first['rows']['test']:,} test images, "
-            f"means over {len(KINDS)} kinds.{''.join(unfinished)}",
+            f"**{dataset}**, {count} trained here ({names}): fitted on {rows['val']:,} clean val "
+            f"images, scored on {part}{rows['of']:,} test images, {accuracy_line(found)}; means "
+            f"over {len(KINDS)} kinds of damage.{''.join(unfinished)}",
             by_strength(found, "nll"),
             by_strength(found, "ece"),
             f"Bold: better than `{BASE}` by the paired interval (95 %, {first['resamples']} "
@@ -348,7 +362,7 @@ def scope_part(results):
         f"{sizes['rows']['val']:,} questions in scope and asked {sizes['rows']['test']:,} others "
         f"in scope and {sizes['out_of_scope']:,} that no intent covers. Confidence in percent, its "
         f"mean and the share above 0.9; AUROC is how well it tells the two kinds apart; means over "
-        f"{seeds} seeds.\n\n" + Table("", headings, tuple(rows)).markdown()
+        f"{seeds} seeds.\n\n" + grid(headings, rows, words=2)
     )
 
 

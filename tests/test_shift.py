@@ -149,7 +149,7 @@ def test_a_network_is_judged_from_its_weights(tmp_path, monkeypatch):
     entry = shift.judged(folder, lambda name: splits, rows=40)
     assert list(entry["fitted"]) == ["none", "temperature", "sample"]
     assert (entry["epochs"], entry["train_seed"]) == ({"done": 2, "of": 2}, 7)
-    assert entry["rows"] == {"val": 60, "test": 40}
+    assert entry["rows"] == {"val": 60, "test": 40, "of": 60}
     assert [(one["kind"], one["strength"]) for one in entry["sets"]] == [
         ("clean", 0),
         ("contrast", 1),
