@@ -14,6 +14,8 @@
 #                   goes on where it was stopped); the folder holds cifar10/ and cifar100/, see docs/datasets.md
 #   make merge WORK=folder   puts the finished runs of a folder into results/ and the pages
 #   make grid DATA=folder   the same losses in short runs
+#   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
+#                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -28,6 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test lint bench figures examples reproduce grid study coverage clean
 .PHONY: demo test lint bench figures examples reproduce published merge grid coverage clean
+.PHONY: demo test lint bench figures examples reproduce grid shift coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -76,6 +79,9 @@ study: $(VENV)/.dev
 	$(BIN)/python experiments/study_docs.py
 grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
+shift: $(VENV)/.demo
+	$(BIN)/python experiments/shift.py --docs --run $(or $(RUN),$(error give a trained network: make shift RUN=folder DATA=folder)) \
+	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py
