@@ -15,6 +15,7 @@ from featcal.methods.ensemble import EnsembleTemperature
 from featcal.methods.group import GroupCalibration
 from featcal.methods.logit_clip import LogitClip
 from featcal.methods.neighbours import DensityAware, ProximityCalibration
+from featcal.methods.norm_clip import NormClip
 from featcal.methods.parameterised import ParameterisedTemperature
 from featcal.methods.sample import SampleTemperature
 from featcal.methods.score_maps import BBQ, HistogramBinning, Isotonic, Spline
@@ -33,6 +34,7 @@ __all__ = [
     "Isotonic",
     "LogitClip",
     "MatrixScaling",
+    "NormClip",
     "ParameterisedTemperature",
     "ProximityCalibration",
     "SampleTemperature",
@@ -45,20 +47,10 @@ __all__ = [
 
 # The order in which help and pages list them; others come after.
 LISTED = (
-    *(
-        "auto",
-        "vector",
-        "matrix",
-        "dirichlet",
-        "bbq",
-        "classwise",
-        "clip",
-        "density",
-        "ensemble",
-        "group",
-    ),
-    *("histogram", "isotonic", "logit_clip", "parameterised", "proximity", "sample", "spline"),
-    *("svs", "sms", "temperature"),
+    *("auto",),
+    *("vector", "matrix", "dirichlet", "bbq", "classwise", "clip", "density", "ensemble", "group"),
+    *("histogram", "isotonic", "logit_clip", "norm_clip", "parameterised", "proximity", "sample"),
+    *("spline", "svs", "sms", "temperature"),
 )
 for _name in (*LISTED, *[name for name in METHODS if name not in LISTED]):
     METHODS[_name] = METHODS.pop(_name)
