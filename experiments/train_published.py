@@ -28,10 +28,9 @@ from statistics import median
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from train_grid import ABLATED, LAYERS, MMCE, WITH_INTERVALS, loss_text
-from safetensors.torch import save_file
-from train_grid import MMCE, WITH_INTERVALS, loss_text
 
 import featcal
 from featcal.analysis import EntropyGrowth, FeatureValues, Groups, LayerAblation
@@ -300,7 +299,6 @@ def ablated(training):
         return LayerAblation.of(training.model, *parts, LAYERS).as_json()["rows"]
 
 
-def finish(training, facts):
 def keep_weights(training):
     """The network alone, laid out as in a checkpoint: what it is, and its tensors."""
     trainer = training.trainer
