@@ -5,7 +5,8 @@
 
 What `featcal train DATASET NETWORK --published` does: steps of the rate, summed losses, gradients
 clipped to 2. --work holds a folder for each run: its checkpoint, from which a stopped run goes on,
-then `run.json`, once it is judged, and small files for later recipes. Several processes may work on
+then `run.json`, once it is judged, and small files for later recipes; with --keep-weights also
+`weights.safetensors`, the network as `experiments/shift.py` reads it. Several processes may work on
 one list side by side, best under CUDA MPS, each on the next run that nobody has; where there is no
 MPS, `--together` trains all in one process, each on a stream of its own. Everything is fitted on
 val, never on test. `--merge` puts the finished runs into one file; a run that was judged without
@@ -27,6 +28,7 @@ from statistics import median
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from train_grid import ABLATED, LAYERS, MMCE, WITH_INTERVALS, loss_text
 
@@ -42,6 +44,7 @@ from featcal.train.engine import known_options
 from featcal.train.history import Batches
 from featcal.train.loop import Trainer, full_precision
 from featcal.train.recipe import EPOCHS, steps_of
+from featcal.train.run_folder import KEY
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "published.json"
 # The recipes, each beside what it adds to; one is fitted jointly as well.
@@ -55,6 +58,7 @@ HOW = {"bins": 15, "resamples": 1000, "seed": 0}
 CONFIDENT = (0.9, 0.95)
 WATCH_EVERY = 10
 LARGEST = 16 * 2**20  # bytes of a file worth keeping
+WEIGHTS = "weights.safetensors"
 NORMS = {"cifar10": ("matched",), "cifar100": ("matched", "reference")}
 LONG = ("resnet110", "densenet121", "wrn26x10")
 LOSSES = ("focal", "label_smoothing", "brier", MMCE[0], "flsd", "dual_focal")
@@ -292,9 +296,20 @@ def ablated(training):
         return LayerAblation.of(training.model, *parts, LAYERS).as_json()["rows"]
 
 
-def finish(training, facts):
+def keep_weights(training):
+    """The network alone, laid out as in a checkpoint: what it is, and its tensors."""
+    trainer = training.trainer
+    about = {"settings": trainer.checkpoint.settings, "position": {"epoch": trainer.position.epoch}}
+    found = training.model.state_dict().items()
+    tensors = {f"model.{key}": value.detach().cpu().contiguous() for key, value in found}
+    save_file(tensors, training.folder / WEIGHTS, {KEY: json.dumps(about)})
+
+
+def finish(training, facts, *, keep):
     """Judges a run and writes what it leaves, the record last."""
     began, folder = time.perf_counter(), training.folder
+    if keep:
+        keep_weights(training)
     results, arrays, pack = judged(training, facts)
     run = training.run
     if (run.dataset, run.network, run.loss) == ABLATED and run.seed == 1:
@@ -362,7 +377,7 @@ def one_by_one(runs, options):
         splits = images(options, known, run.dataset)
         training = Training(run, splits, folder, options.epochs, options.every)
         with training.engine.at_work():
-            finish(training, training.go())
+            finish(training, training.go(), keep=options.keep_weights)
         lock.close()
 
 
@@ -393,7 +408,7 @@ def together(runs, options):
             else:
                 facts = training.go()
             with judging:
-                finish(training, facts)
+                finish(training, facts, keep=options.keep_weights)
         except Exception:
             traceback.print_exc()
 
@@ -535,6 +550,7 @@ def main():
     parser.add_argument(
         "--until", type=float, default=1e9, help="seconds after which no run begins"
     )
+    parser.add_argument("--keep-weights", action="store_true", help="of every finished run")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

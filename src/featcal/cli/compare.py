@@ -29,6 +29,7 @@ from featcal.report.compare import (
     Comparison,
     parse_all,
     recipe_text,
+    usual_recipes,
 )
 from featcal.report.compare import compare as run_comparison
 from featcal.report.diagram import ReliabilityDiagram, save_comparison
@@ -90,7 +91,7 @@ class Request(SimpleNamespace):
         pack = Pack.open(self.pack_path)
         recipes = tables.PAPER_RECIPES if self.paper else self.recipes
         if not recipes:
-            recipes = (NONE, "temperature") if pack.manifest.head is None else DEFAULT_RECIPES
+            recipes = usual_recipes(features=pack.manifest.head is not None)
         base = self.baseline
         if base is not None and recipe_text(base) not in map(recipe_text, recipes):
             recipes = (base, *recipes)
@@ -184,8 +185,8 @@ class Request(SimpleNamespace):
 def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and their types
     """Fit each RECIPE on val and score it on test, with 95 % intervals.
 
-    Without RECIPEs: none, temperature, clip and clip | temperature. Pipelines are fitted step by
-    step, as in the paper, unless --joint is given.
+    Without RECIPEs: none, temperature, clip, clip | temperature and auto. Pipelines are fitted
+    step by step, as in the paper, unless --joint is given.
 
     Example: featcal compare my-pack none temperature "clip(min_accuracy=0.99) | temperature"
     """

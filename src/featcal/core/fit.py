@@ -295,6 +295,33 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
     return replace(problem, data=data, head=head, before=None)
 
 
+def kept_everywhere(problem: Problem) -> bool:
+    """Whether every process has the network's own logits in memory."""
+    return not float(dist.largest(torch.tensor(float(not problem.data.kept))))
+
+
+def refitting(problem: Problem) -> Problem:
+    """The problem with its later steps where refitting them for every value is cheap.
+
+    It must cost no product of the head: they act on logits, and the logits fit into memory. Any
+    others are fitted after the step has been chosen for itself.
+    """
+    then = problem.then
+    if then is not None and (then.needs_features or not kept_everywhere(problem)):
+        return replace(problem, then=None)
+    return problem
+
+
+def refitted(problem: Problem, view: Data) -> Data:
+    """Rows with the logits of a value that a step tries, after its later steps are refitted."""
+    then = problem.then
+    if then is None:
+        return view
+    kept = Through(view, stored_logits, features=False)
+    then.learn(replace(problem, data=kept, then=None, before=None))
+    return Through(kept, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
+
+
 @dataclass(eq=False)
 class Counted:
     """A head that counts the rows it is asked for, so that a report can say what a fit cost."""
@@ -427,6 +454,11 @@ class FitReport:
     def warnings(self) -> list[str]:
         """What a person should look at before using the result."""
         return [step.warning for step in self.steps if step.warning]
+
+    @property
+    def choice(self) -> StepReport | None:
+        """The step that chose among recipes, where one did."""
+        return next((step for step in self.steps if "choice" in step.details), None)
 
     @property
     def noop(self) -> bool:

@@ -8,12 +8,14 @@ from featcal.methods.affine import (
     StructuredVectorScaling,
     VectorScaling,
 )
+from featcal.methods.auto import Auto
 from featcal.methods.classwise import ClasswiseTemperature
 from featcal.methods.clip import FeatureClip
 from featcal.methods.ensemble import EnsembleTemperature
 from featcal.methods.group import GroupCalibration
 from featcal.methods.logit_clip import LogitClip
 from featcal.methods.neighbours import DensityAware, ProximityCalibration
+from featcal.methods.norm_clip import NormClip
 from featcal.methods.parameterised import ParameterisedTemperature
 from featcal.methods.sample import SampleTemperature
 from featcal.methods.score_maps import BBQ, HistogramBinning, Isotonic, Spline
@@ -21,6 +23,7 @@ from featcal.methods.temperature import Temperature
 
 __all__ = [
     "BBQ",
+    "Auto",
     "ClasswiseTemperature",
     "DensityAware",
     "DirichletCalibration",
@@ -31,6 +34,7 @@ __all__ = [
     "Isotonic",
     "LogitClip",
     "MatrixScaling",
+    "NormClip",
     "ParameterisedTemperature",
     "ProximityCalibration",
     "SampleTemperature",
@@ -43,9 +47,10 @@ __all__ = [
 
 # The order in which help and pages list them; others come after.
 LISTED = (
+    *("auto",),
     *("vector", "matrix", "dirichlet", "bbq", "classwise", "clip", "density", "ensemble", "group"),
-    *("histogram", "isotonic", "logit_clip", "parameterised", "proximity", "sample", "spline"),
-    *("svs", "sms", "temperature"),
+    *("histogram", "isotonic", "logit_clip", "norm_clip", "parameterised", "proximity", "sample"),
+    *("spline", "svs", "sms", "temperature"),
 )
 for _name in (*LISTED, *[name for name in METHODS if name not in LISTED]):
     METHODS[_name] = METHODS.pop(_name)

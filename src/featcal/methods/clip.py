@@ -31,7 +31,10 @@ from featcal.core.fit import (
     StepReport,
     accuracy,
     confidence,
+    kept_everywhere,
     measure,
+    refitted,
+    refitting,
     rows_asked,
 )
 from featcal.core.progress import FEW_LARGE, calm, tell, track
@@ -105,12 +108,7 @@ class FeatureClip(FeatureMap):
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches c and measures what it does to the rows."""
         criterion = CRITERIA[self.criterion]
-        # Refitting the later steps for every threshold must cost no product of the head: they act
-        # on logits, and the logits of a threshold fit into memory. Any others are fitted after the
-        # clip has been chosen for itself.
-        then = problem.then
-        if then is not None and (then.needs_features or not kept_everywhere(problem)):
-            problem = replace(problem, then=None)
+        problem = refitting(problem)
         if self.reference:
             share = self.min_accuracy or PUBLISHED_SHARE
             best, before, settled = published_search(problem, criterion, share)
@@ -318,7 +316,7 @@ class Trials:
         losses = dict.fromkeys([self.criterion, self.problem.loss])
         if self.accuracy:
             losses[accuracy] = None
-        values = dict(zip(losses, measure(self._refitted(view), *losses), strict=True))
+        values = dict(zip(losses, measure(refitted(self.problem, view), *losses), strict=True))
         score, loss = values[self.criterion], values[self.problem.loss]
         trial = Trial(threshold, score, loss, values.get(accuracy, math.nan))
         self.seen.append(trial)
@@ -334,24 +332,12 @@ class Trials:
         """The same trial with its accuracy."""
         if not math.isnan(trial.accuracy):
             return trial
-        data = self._refitted(self.data(trial.threshold))
+        data = refitted(self.problem, self.data(trial.threshold))
         return replace(trial, accuracy=measure(data, accuracy)[0])
 
     def data(self, threshold: float) -> Through:
         """The data with the logits of a threshold, kept where they fit into memory."""
         return Through(self.view(threshold), stored_logits, features=False)
-
-    def _refitted(self, view: Through) -> Data:
-        then = self.problem.then
-        if then is None:
-            return view
-        then.learn(replace(self.problem, data=view, then=None, before=None))
-        return Through(view, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
-
-
-def kept_everywhere(problem: Problem) -> bool:
-    """Whether every process has the network's own logits in memory."""
-    return not float(dist.largest(torch.tensor(float(not problem.data.kept))))
 
 
 # The search.
