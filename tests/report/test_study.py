@@ -130,8 +130,9 @@ def test_parts_merge_and_a_new_cell_takes_the_place_of_the_old(runs, tmp_path):
 
 
 def test_slow_fits_get_fewer_resplits(runs):
-    assert runs.reps_of({"seconds": 0.1}, 20) == 20
-    assert runs.reps_of({"seconds": 10.0}, 20) == runs.FEW
+    assert runs.reps_of({"recipe": "matrix", "seconds": 0.1}, 20) == 20
+    assert runs.reps_of({"recipe": "matrix", "seconds": 10.0}, 20) == runs.FEW
+    assert runs.reps_of({"recipe": "auto", "seconds": 10.0}, 20) == 20
     assert runs.reps_of({"refused": "why"}, 20) == 1
 
 
