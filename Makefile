@@ -6,8 +6,14 @@
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
-#   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (needs a GPU);
-#                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
+#   make study      every recipe on every pack, 20 resplits: docs/research.md (hours on two cores, 20 minutes on 16);
+#                   EXTRA=folder adds networks that are held out
+#   make published DATA=folder   trains the paper's networks as published and fills its tables (needs a GPU, and
+#                   goes on where it was stopped); the folder holds cifar10/ and cifar100/, see docs/datasets.md
+#   make merge WORK=folder   puts the finished runs of a folder into results/ and the pages
+#   make grid DATA=folder   the same losses in short runs
+#   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
+#                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +26,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce grid coverage clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -52,10 +58,28 @@ reproduce: $(VENV)/.demo
 	$(BIN)/python experiments/paper_tables.py
 	$(BIN)/python experiments/paper_docs.py
 
-grid: $(VENV)/.demo
-	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
+# Each run has a folder in WORK, with its checkpoint until it is done.
+published: WORK ?= $(DATA)/published
+published: $(VENV)/.demo
+	$(BIN)/python experiments/train_published.py --data $(or $(DATA),$(error give the folder of the images: make published DATA=folder)) --work $(WORK)
+	$(MAKE) merge WORK=$(WORK)
+
+merge: $(VENV)/.demo
+	$(BIN)/python experiments/train_published.py --merge $(or $(WORK),$(error give the folder of the runs: make merge WORK=folder))
 	$(BIN)/python experiments/paper_tables.py
 	$(BIN)/python experiments/paper_docs.py
+
+study: $(VENV)/.dev
+	$(BIN)/python experiments/study.py $(if $(EXTRA),--extra $(EXTRA))
+	$(BIN)/python experiments/study.py --speed
+	$(BIN)/python experiments/study_docs.py
+
+grid: $(VENV)/.demo
+	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
+
+shift: $(VENV)/.demo
+	$(BIN)/python experiments/shift.py --docs --run $(or $(RUN),$(error give a trained network: make shift RUN=folder DATA=folder)) \
+	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py

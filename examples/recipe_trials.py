@@ -17,6 +17,7 @@ PLAN = (
     ("clip | temperature", "joint"),
     ("ensemble", "sequential"),
     ("parameterised", "sequential"),
+    ("sample", "sequential"),
     ("svs", "sequential"),
     ("isotonic", "sequential"),
 )

@@ -39,6 +39,9 @@ EVERY_SEED = (
     ("none", "sequential"),
     ("temperature", "sequential"),
     ("clip | temperature", "sequential"),
+    ("ensemble", "sequential"),
+    ("parameterised", "sequential"),
+    ("sample", "sequential"),
 )
 SHOWN = ("clinc150", "mlp", SEEDS[0])  # the network that is calibrated whole
 QUOTED, SURE = 4, 0.9  # questions out of scope of each kind; what it takes to be sure

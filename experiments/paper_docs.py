@@ -2,37 +2,39 @@
 
     python experiments/paper_docs.py
 
-Writes the tables of docs/reproduction.md (from results/reproduction.json), those of
-docs/training-results.md and its two pictures (from results/training.json), and the table of
-training in docs/benchmarks.md (from results/bench-train.json).
+Writes the tables of docs/reproduction.md (from results/reproduction.json and
+results/published.json), those of docs/training-results.md, three pictures (from
+results/published.json), and the table of training in docs/benchmarks.md (from
+results/bench-train.json).
 """
 
 import json
 from pathlib import Path
 from statistics import fmean, median
 
+from paper_claims import beyond, claims_text
 from paper_tables import (
+    CE,
+    MATCHED,
     PAPER_LOSSES,
+    RECIPES,
     RESULTS,
-    epochs,
     facts_text,
-    layer_tables,
-    loss_note,
-    loss_tables,
-    made_note,
-    pack_table,
-    packs_of,
+    layer_table,
+    listed,
+    networks,
     paper_tables,
+    read,
+    read_layers,
+    read_published,
     read_reproduction,
-    read_training,
     replays,
-    seeds,
-    settings,
+    side_by_side,
     training_notes,
 )
 
 from featcal.metrics.columns import COLUMNS
-from featcal.report.diagram import BLUE, METADATA, TEXT, VERMILLION, own_style
+from featcal.report.diagram import BLUE, METADATA, PURPLE, TEXT, VERMILLION, own_style
 from featcal.report.tables import Table
 from featcal.train import Epoch, save_history
 
@@ -58,7 +60,7 @@ def titled(tables):
 # --- docs/reproduction.md ------------------------------------------------------------------------
 
 
-def reproduction_parts(results):
+def reproduction_parts(results, published, layers):
     """The tables of the page by name. Group calibration fitted on test is shown nowhere else."""
     tables = paper_tables()
     listing = tuple(
@@ -70,19 +72,38 @@ def reproduction_parts(results):
         (f"`{row['recipe']}`", f"{row['least']:.4f}", f"{row['most']:.4f}", f"{row['rest']:.1e}")
         for row in results["temperatures"]
     )
-    ece = tables["ece-posthoc"]
+    side = side_by_side(networks(published), "ece")
     return {
+        "claims": claims_text(published, layers),
+        "beyond": beyond(published),
+        "networks": side.markdown() + notes_of(side),
         "tables": Table("", headings, listing).markdown(),
-        "replays": titled(table for t in tables.values() for table in replays(results, t)),
+        "replays": replayed(results).markdown(),
         "temperatures": Table(
             "",
             ("recipe", "least temperature", "greatest", "largest change besides"),
             temperatures,
         ).markdown(),
-        "packs": titled(pack_table(pack, ece.metric) for pack in packs_of(results, ece)),
         "leaked": leaked(results).markdown(),
         "made": made(results),
     }
+
+
+def notes_of(table):
+    return "\n" + "".join(f"\n- [{key}] {text}" for key, text in table.notes)
+
+
+def replayed(results):
+    """The cells of every table that the paper's own logits give again."""
+    rows = []
+    for name, table in paper_tables().items():
+        for again in replays(results, table):
+            forms = again.headings[2:]
+            for where, cell, *values in again.rows:
+                value = dict(zip(forms, values, strict=True))
+                first = value.get("default") or value["above 0.80"]
+                rows.append((f"{name}: {where}", cell, first, value.get("reference", "-")))
+    return Table("", ("", "printed", "default", "reference"), tuple(rows))
 
 
 def leaked(results):
@@ -114,79 +135,91 @@ def made(results):
 # --- docs/training-results.md --------------------------------------------------------------------
 
 
-def training_parts(results):
+def training_parts(published, layers, short):
     """The tables of the page by name; what holds for all of them is said once, under `made`."""
-    tables, every = paper_tables(), settings(results)
-    notes = [*training_notes(every), loss_note(every), made_note(results)]
-    rows = []
-    for setting in every:
-        numbers = (setting.runs[0].epochs, len(setting.variants), len(setting.runs))
-        rows.append((setting.network, *map(str, numbers), seeds(setting.runs)))
-    runs = Table("", ("", "epochs", "losses", "networks", "seeds"), tuple(rows))
+    found = networks(published)
+    accuracy = side_by_side(found, "accuracy")
     return {
-        "losses": titled(loss_tables(results, tables["train-time"])),
-        "accuracy": titled(loss_tables(results, tables["accuracy"])[:1]),
-        "temperatures": titled([temperatures(every)]),
-        "layers": titled(layer_tables(results, tables["layers"])),
-        "made": runs.markdown() + "\n" + "".join(f"\n- [{key}] {text}" for key, text in notes),
+        "recipes": recipes(found).markdown(),
+        "beyond": beyond(published),
+        "accuracy": accuracy.markdown(),
+        "layers": titled(map(layer_table, layers)),
+        "made": made_of(published, found, short),
     }
 
 
-def temperatures(every):
-    """Clip beside a temperature: means over the seeds."""
-    recipes = ("none", "clip", "temperature", "clip | temperature")
+def recipes(found):
+    """Every recipe on every network: ECE and NLL, means over the seeds."""
+    shown = [heading for heading in RECIPES if all(one.rows(heading, MATCHED) for one in found)]
     rows = []
-    for setting in every:
-        for runs in setting.variants.values():
-            cells = (
-                COLUMNS[metric].number(fmean(run.row(recipe)["metrics"][metric] for run in runs))
-                for metric in ("ece", "nll")
-                for recipe in recipes
-            )
-            rows.append((f"{setting.network}, {setting.label(runs[0])}", *cells))
-    headings = (f"{metric} {recipe}" for metric in ("ECE %", "NLL") for recipe in recipes)
-    title = f"Clip beside a temperature ({epochs(every)}), means over the seeds"
-    return Table(title, ("", *headings), tuple(rows))
+    for one in found:
+        cells = []
+        for metric in ("ece", "nll"):
+            values = [
+                fmean(row["metrics"][metric] for row in one.rows(recipe, MATCHED))
+                for recipe in shown
+            ]
+            told = [COLUMNS[metric].number(value) for value in values]
+            best = told[values.index(min(values))]
+            cells += [f"**{text}**" if text == best else text for text in told]
+        rows.append((str(one), *cells))
+    headings = (f"{metric} {recipe}" for metric in ("ECE %", "NLL") for recipe in shown)
+    return Table("", ("", *headings), tuple(rows))
 
 
-PANELS = ("CIFAR-10 ResNet-50", "CIFAR-10 WRN-16-4", "CIFAR-100 WRN-16-4")  # with all losses
+def made_of(published, found, short):
+    """How the networks came about; the short runs in a sentence."""
+    runs = published["runs"]
+    hours = sum(run["seconds"] for run in runs) / 3600
+    seeds = dict.fromkeys(run["seed"] for run in runs)
+    few = sorted({run["recipe"]["epochs"] for run in short["runs"]})
+    return (
+        f"{len(runs)} networks, seeds {listed(seeds)}, {hours:.1f} hours of training in all.\n"
+        + "".join(f"\n- [{key}] {text}" for key, text in training_notes(found))
+        + f"\n\n{len(short['runs'])} networks of {few[0]} to {few[-1]} epochs, with two more forms "
+        "of MMCE among them, are in [results/training.json](../results/training.json), made by "
+        "`make grid`."
+    )
+
+
 LEARNED, SEED = "CIFAR-100 WRN-16-4", 1
-APART = 0.22  # between the marks of a loss, which are one line apart from those of the next
+APART = 0.18  # between the marks of a loss, which are one line apart from those of the next
 LOOKS = (  # recipe, name in the legend, mark and hue, from above
     ("none", "the network as it is", "o", "#707070"),
     ("clip", "after a clip", "D", BLUE),
     ("temperature", "after a temperature", "s", VERMILLION),
+    ("sample", "after sample", "^", PURPLE),
 )
 
 
-def of_paper(results, network):
-    """The runs of a network with the paper's losses, each with the place and name of its loss."""
-    (setting,) = (setting for setting in settings(results) if setting.network == network)
-    for place, name in enumerate(PAPER_LOSSES):
-        yield from ((place, name, run) for run in setting.paper[name])
-
-
-def draw_losses(results, path):
-    """ECE on test by loss, a mark for each seed: alone, clipped, and with a temperature."""
+def draw_losses(found, path):
+    """ECE on test by loss, a mark for each seed: alone, and after each of three recipes."""
     from matplotlib.figure import Figure
 
+    names = [one.name for one in found]
+    names = [name for name in dict.fromkeys(names) if names.count(name) > 1] or names
+    losses = [loss for loss in PAPER_LOSSES if any(one.loss == loss for one in found)]
     with own_style():
-        figure = Figure(figsize=(8.4, 3.9), layout="constrained")
-        panels = figure.subplots(1, len(PANELS), sharey=True)
-        for ax, network in zip(panels, PANELS, strict=True):
-            runs = list(of_paper(results, network))
+        figure = Figure(figsize=(8.4, 1.1 + 0.4 * len(losses)), layout="constrained")
+        panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+        for ax, name in zip(panels, names, strict=True):
             for shift, (recipe, label, mark, hue) in enumerate(LOOKS):
-                x = [100 * run.row(recipe)["metrics"]["ece"] for _, _, run in runs]
-                y = [place + (shift - 1) * APART for place, _, _ in runs]
-                ax.plot(x, y, mark, color=hue, label=label, markersize=4.5, markeredgecolor="white")
+                marks = [
+                    (100 * row["metrics"]["ece"], losses.index(one.loss) + (shift - 1.5) * APART)
+                    for one in found
+                    if one.name == name
+                    for row in one.rows(recipe, MATCHED)
+                ]
+                x, y = zip(*marks, strict=True)
+                ax.plot(x, y, mark, color=hue, label=label, markersize=5, markeredgecolor="white")
             ax.set_xlim(left=0)
             ax.set_xlabel("ECE on test, %")
             ax.grid(visible=True, axis="x", linewidth=0.4, alpha=0.5)
-            for line in range(1, len(PAPER_LOSSES)):
+            for line in range(1, len(losses)):
                 ax.axhline(line - 0.5, color="#D0D0D0", linewidth=0.5)
             ax.spines[["top", "right"]].set_visible(False)
-            ax.set_title(network, loc="left", size=TEXT + 1, weight="bold")
-        panels[0].set_yticks(range(len(PAPER_LOSSES)), PAPER_LOSSES)
+            ax.set_title(name, loc="left", size=TEXT + 1, weight="bold")
+        panels[0].set_yticks(range(len(losses)), losses)
         panels[0].invert_yaxis()
         marks, words = panels[-1].get_legend_handles_labels()
         place = {"loc": "outside lower center", "ncols": len(LOOKS), "frameon": False}
@@ -194,12 +227,43 @@ def draw_losses(results, path):
         figure.savefig(path, metadata=METADATA["svg"])
 
 
-def draw_epochs(results, path):
+def draw_features(found, path):
+    """Histograms of the features of confident wrong and right rows, a panel for each network."""
+    from matplotlib.figure import Figure
+
+    some = [
+        (one, run) for one in found for run in one.runs if (one.loss, run["seed"]) == (CE, SEED)
+    ]
+    columns = min(len(some), 3)
+    lines = -(-len(some) // columns)
+    with own_style():
+        figure = Figure(figsize=(8.4, 0.5 + 1.9 * lines), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False).flat
+        for (one, run), ax in zip(some, panels, strict=False):
+            values = one.results()[one.runs.index(run)]["values_0.9"]
+            for group, label, hue in (("hce", "wrong", VERMILLION), ("lce", "right", BLUE)):
+                edges, count = values["edges"], values["values"][group]
+                density = [n / count / (edges[1] - edges[0]) for n in values["counts"][group]]
+                sigma = values["fits"][group]["sigma"]
+                told = f"{label}, sigma {sigma:.2f}"
+                ax.stairs(density, edges, color=hue, label=told, linewidth=1.1)
+            ax.set_yscale("log")
+            ax.set_xlabel("feature")
+            ax.legend(frameon=False, fontsize=TEXT)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set_title(one.name, loc="left", size=TEXT + 1, weight="bold")
+        for ax in panels:  # those left over
+            ax.remove()
+        figure.savefig(path, metadata=METADATA["svg"])
+
+
+def draw_epochs(found, path):
     """How the same network learned with each loss."""
     learned = {
-        name: list(map(Epoch.of_json, run.content["curve"]))
-        for _, name, run in of_paper(results, LEARNED)
-        if run.seed == SEED
+        one.loss: list(map(Epoch.of_json, run["curve"]))
+        for one in found
+        for run in one.runs
+        if (one.name, run["seed"]) == (LEARNED, SEED)
     }
     save_history(learned, path, overwrite=True)
 
@@ -236,9 +300,11 @@ def timed(row, loop):
 def pages():
     """Every page with its tables by name."""
     bench = json.loads((RESULTS / "bench-train.json").read_text())
+    published, layers = read_published(), read_layers()
+    short = read(RESULTS, "training.json", "runs")
     return {
-        DOCS / "reproduction.md": reproduction_parts(read_reproduction()),
-        DOCS / "training-results.md": training_parts(read_training()),
+        DOCS / "reproduction.md": reproduction_parts(read_reproduction(), published, layers),
+        DOCS / "training-results.md": training_parts(published, layers, short),
         DOCS / "benchmarks.md": {"training": titled([speed(bench)])},
     }
 
@@ -247,8 +313,10 @@ def main():
     for page, parts in pages().items():
         page.write_text(fill(page.read_text(), parts))
         print(f"Wrote the tables of {page}")
-    draw_losses(read_training(), IMAGES / "training-losses.svg")
-    draw_epochs(read_training(), IMAGES / "training-epochs.svg")
+    found = networks(read_published())
+    draw_losses(found, IMAGES / "training-losses.svg")
+    draw_features(found, IMAGES / "published-features.svg")
+    draw_epochs(found, IMAGES / "training-epochs.svg")
     print(f"Wrote the pictures of training in {IMAGES}")
 
 

@@ -4,7 +4,8 @@
 
 Tao, Dong and Xu, "Feature Clipping for Uncertainty Calibration", AAAI 2025. Reads its transcription
 (results/paper-tables.json), what is known of its cells (results/paper-marks.json), and our results
-(reproduction.json and training.json in results/, or in FOLDER); writes
+(reproduction.json and published.json in results/, or in FOLDER, and training.json for the layers
+of a short run while no long one has them); writes
 src/featcal/report/paper.json, or FOLDER/paper.json, which `featcal paper --results FOLDER` shows.
 """
 
@@ -14,9 +15,9 @@ import json
 import math
 import re
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from string import ascii_lowercase
@@ -208,15 +209,10 @@ def find(rows, recipe, mode="sequential"):
     return next((r for r in rows if (r["recipe"], r["mode"]) == (recipe, mode)), None)
 
 
-def direction(row, metric, against=None):
-    """The way the row differs from its baseline, "up" or "down"; "" where no interval says so.
-
-    With `against`, only a difference from that baseline counts.
-    """
+def direction(row, metric):
+    """The way the row differs from its baseline, "up" or "down"; "" where no interval says so."""
     found = (row.get("differences") or {}).get(metric)
     if found is None or found["verdict"] not in ("better", "worse"):
-        return ""
-    if against not in (None, found["baseline"]):
         return ""
     return "up" if found["delta"] > 0 else "down"
 
@@ -247,7 +243,7 @@ def in_percent(row, metric):
 
 def threshold(row):
     """The c of a recipe that begins with a clip; None where the clip is a no-op."""
-    return row["fit"]["steps"][0]["threshold"]
+    return row["values"]["threshold"] if "values" in row else row["fit"]["steps"][0]["threshold"]
 
 
 # --- results/reproduction.json: other networks, and the paper's own logits -----------------------
@@ -255,7 +251,7 @@ def threshold(row):
 # `replays` are cells of the paper computed again from its own logits, `packs` the paper's recipes
 # on other networks, `beside` small tables of ours that belong to one of the paper's.
 
-PACK_METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "accuracy": "accuracy"}
+METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "nll": "NLL", "accuracy": "accuracy"}
 WITHOUT_PACKS = ("train-time", "layers")  # packs have no other losses and no other layers
 
 
@@ -304,7 +300,7 @@ def small(results, table):
 
 def packs_of(results, table):
     """The packs that stand beside a table."""
-    if table.metric not in PACK_METRICS or table.name in WITHOUT_PACKS:
+    if table.metric not in METRICS or table.name in WITHOUT_PACKS:
         return []
     return [p for p in results["packs"] if table.name != "vit" or "vit" in p["name"]]
 
@@ -325,7 +321,7 @@ def pack_table(pack, metric):
         how = "; clip is a no-op" if c is None else f"; clip at c = {c:.3g}"
     title = (
         f"{pack['name']}, another network ({pack['dataset']}, {pack['model']}): "
-        f"{PACK_METRICS[metric]} in percent on {pack['rows']['test']:,} test rows{how}"
+        f"{METRICS[metric]} in percent on {pack['rows']['test']:,} test rows{how}"
     )
     headings = ("", "base", "after clip", "jointly with clip")
     return Table(title, headings, tuple(rows), (ARROWS,))
@@ -343,14 +339,11 @@ def reproduced_values(results, table):
             yield {**where, **in_percent(row, table.metric)}
 
 
-# --- results/training.json: networks of our own --------------------------------------------------
+# --- results/published.json: networks of our own, trained as the paper's --------------------------
 #
-# It holds `runs` (one network each, with the scores of a few recipes on it) and `layers` (the same
-# when other layers are clipped). Runs are put beside each other only where all of their training
-# but loss and seed is the same: a network trained for 40 epochs and one trained for 350 never share
-# a row.
+# A run is one network, trained with one loss and one seed. Its `results` hold, for each way the
+# test images were normalised, the scores of every recipe with their paired differences.
 
-PUBLISHED_EPOCHS = 350
 # The losses of the paper by their headings, and the texts of ours that are meant by them. The
 # published gamma of dual focal loss differs from network to network.
 PAPER_LOSSES = {
@@ -362,173 +355,101 @@ PAPER_LOSSES = {
     "FLSD-53": r"flsd",
     "Dual Focal Loss": r"dual_focal(\(gamma=[\d.]+\))?",
 }
-REDUCTION = re.compile(r"reduction=['\"](\w+)['\"](?:, )?")
+CE = "Cross Entropy"
+REDUCTION = re.compile(r"(, )?reduction=['\"]\w+['\"]")
 DATASETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 NETWORKS = {
-    "resnet50": "ResNet-50",
-    "resnet110": "ResNet-110",
-    "densenet121": "DenseNet-121",
-    "wrn26x10": "Wide-Resnet-26",
-    "wrn16x4": "WRN-16-4",
-    "vit": "ViT",
+    **{"resnet50": "ResNet-50", "resnet110": "ResNet-110", "densenet121": "DenseNet-121"},
+    **{"wrn26x10": "Wide-Resnet-26", "wrn16x4": "WRN-16-4"},
 }
+NEAREST = {"WRN-16-4": "Wide-Resnet-26"}  # of the paper's, where it has not the same
+# Each with the mode of its fit, under its heading.
+RECIPES = {
+    **{name: (name, "sequential") for name in ("none", "temperature", "clip")},
+    "clip | temperature": ("clip | temperature", "sequential"),
+    "jointly": ("clip | temperature", "joint"),
+    **{name: (name, "sequential") for name in ("sample", "clip | sample")},
+}
+# The paper's CIFAR-100 test images were normalised unlike its training images, CIFAR-10's alike.
+AS_PUBLISHED, MATCHED = "reference", "matched"
+NORMALISED = {AS_PUBLISHED: "test as published", MATCHED: "test as in training"}
 # Words for what a recipe calls otherwise; what is not here is said by its own name.
 WORDS = {
     **{"lr": "learning rate", "schedule": "rate by", "augment": "images shifted and mirrored"},
     "clip_norm": "gradient norm at most",
 }
-NORMALISED = {
-    "matched": "test images normalised as in training",
-    "reference": "test images normalised as published, unlike those of CIFAR-100's training",
+BESIDE_PAPER = "Our networks, trained as the paper's, beside them"
+BY_NETWORK = {  # what every run is shown by, beside a table
+    "train-time": ("ece", "nll"),
+    "accuracy": ("accuracy",),
+    "adaece-posthoc": ("adaptive_ece",),
 }
+POSTHOC, BY_LAYER, ENTROPY = ("ece-posthoc", "adaece-posthoc"), "layers", "entropy"
 
 
 @dataclass(frozen=True)
-class Run:
-    """One network, trained with one loss and one seed."""
+class Network:
+    """A network trained with one loss: a run for each seed.
 
-    content: dict
+    Attributes:
+        name: data and network under the paper's names, CIFAR-10 ResNet-50.
+        loss: the paper's heading for it.
+        runs: as in the file.
+    """
 
-    @property
-    def network(self):
-        """Data and network under the paper's names: CIFAR-10 ResNet-50."""
-        return named(self.content)
-
-    @property
-    def seed(self):
-        """Of weights, order and augmentation."""
-        return self.content["seed"]
-
-    @property
-    def epochs(self):
-        """How long it was trained."""
-        return self.content["recipe"]["epochs"]
-
-    @cached_property
-    def reduction(self):
-        """Whether the loss is the "mean" over a batch or its "sum"."""
-        found = REDUCTION.search(self.content["loss"])
-        return found[1] if found else self.content["recipe"].get("reduction", "mean")
-
-    @cached_property
-    def loss(self):
-        """The text of the loss without its reduction.
-
-        >>> Run({"loss": "focal(gamma=2.0, reduction='sum')"}).loss, Run({"loss": "ce"}).loss
-        ('focal(gamma=2.0)', 'ce')
-        """
-        return REDUCTION.sub("", self.content["loss"]).replace(", )", ")").removesuffix("()")
-
-    @property
-    def variant(self):
-        """What runs of several seeds must share."""
-        return self.loss, self.reduction
-
-    @property
-    def source(self):
-        """Where a value comes from, for programs."""
-        return source(self.content, f", {self.epochs} epochs")
-
-    @cached_property
-    def training(self):
-        """Everything about the training but loss and seed, in words."""
-        recipe, rows = self.content["recipe"], self.content["rows"]
-        apart = ("epochs", "seed", "reduction")  # said elsewhere
-        apart += () if recipe["schedule"] == "steps" else ("drops",)
-        told = (setting_text(key, value) for key, value in recipe.items() if key not in apart)
-        instead = f", the paper's have {PUBLISHED_EPOCHS}"
-        return (
-            f"{self.epochs} epochs{'' if self.epochs == PUBLISHED_EPOCHS else instead}; "
-            f"{', '.join(filter(None, told))}; "
-            f"{self.content['precision']}; {NORMALISED[self.content['test_norm']]}; "
-            f"trained on {rows['train']:,} rows, fitted on {rows['val']:,} of val, scored on "
-            f"{rows['test']:,} of test"
-        )
-
-    def row(self, recipe, mode="sequential"):
-        """The scores of a recipe."""
-        return find(self.content["results"], recipe, mode)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """The runs of one network that differ in loss and seed alone."""
-
-    network: str
-    training: str
+    name: str
+    loss: str
     runs: tuple
 
-    @cached_property
-    def variants(self):
-        """The runs by loss, each with all of its seeds, the paper's losses first."""
-        found = {}
-        for run in self.runs:
-            found.setdefault(run.variant, []).append(run)
-        order = sorted(found, key=lambda variant: place(heading_of(variant[0]), PAPER_LOSSES))
-        return {key: found[key] for key in order}
+    def __str__(self):
+        return f"{self.name}, {self.loss}"
 
-    @cached_property
-    def paper(self):
-        """The runs of each loss of the paper; of two forms of one loss the shorter text's."""
-        return {
-            heading: self.variants[min(forms, key=lambda form: (len(form[0]), form[1]))]
-            for heading in PAPER_LOSSES
-            if (forms := [form for form in self.variants if heading_of(form[0]) == heading])
+    def results(self, norm=AS_PUBLISHED):
+        """What was found for each seed; data sets with one normalisation have it under both."""
+        return [run["results"].get(norm, run["results"][MATCHED]) for run in self.runs]
+
+    def rows(self, heading, norm=AS_PUBLISHED):
+        """The scores of a recipe for each seed, those that there are."""
+        found = (find(result["rows"], *RECIPES[heading]) for result in self.results(norm))
+        return [row for row in found if row is not None]
+
+    def printed(self, recipe, metric):
+        """The paper's cell of a recipe on this network, or on the nearest it has; None without."""
+        row = self.name
+        for ours, theirs in NEAREST.items():
+            row = row.replace(ours, theirs)
+        alone = {"none": f"{self.loss} base", "clip": f"{self.loss} +ours"}
+        after = {"none": "Original Feature base", "clip": "Original Feature +ours(c)"}
+        after |= {"temperature": "TS base", "clip | temperature": "TS +ours"}
+        accuracy = {"none": "Baseline", "clip": "FC (ours)"}
+        places = {
+            "ece": [("train-time", alone), ("ece-posthoc", after if self.loss == CE else {})],
+            "adaptive_ece": [("adaece-posthoc", after if self.loss == CE else {})],
+            "accuracy": [("accuracy", accuracy if self.loss == CE else {"none": self.loss})],
         }
-
-    @property
-    def further(self):
-        """The runs of every other loss."""
-        taken = [runs[0].variant for runs in self.paper.values()]
-        return [runs for variant, runs in self.variants.items() if variant not in taken]
-
-    def label(self, run):
-        """The loss of a run as the label of a row: its heading in the paper, else its text."""
-        heading = heading_of(run.loss)
-        if heading and self.paper[heading][0].variant == run.variant:
-            return heading
-        return run.loss + (", sum" if run.reduction == "sum" else "")
+        for table, columns in places[metric]:
+            for cell in paper_tables()[table]:
+                if (cell["row"], cell["column"]) == (row, columns.get(recipe)):
+                    return cell
+        return None
 
 
-def settings(results):
-    """The runs by network and training, networks in the order of the paper."""
+def networks(published):
+    """Every network with every loss, in the order of the paper."""
     found = {}
-    for run in map(Run, results["runs"]):
-        alike = found.setdefault((run.network, run.training), [])
-        if any((other.variant, other.seed) == (run.variant, run.seed) for other in alike):
-            # Two of them would pass for two seeds.
-            raise SystemExit(f"{run.source}, {run.loss} is in the file twice: keep one of them")
-        alike.append(run)
-
-    def order(key):
-        first = found[key][0].content
-        return place(first["dataset"], DATASETS), place(first["network"], NETWORKS)
-
-    return [Setting(*key, tuple(found[key])) for key in sorted(found, key=order)]
-
-
-def place(name, names):
-    names = list(names)
-    return names.index(name) if name in names else len(names)
-
-
-def heading_of(loss):
-    """The paper's heading for the text of a loss, "" for a loss of ours.
-
-    >>> heading_of("focal(gamma=3.0)"), heading_of("focal(gamma=2.0)")
-    ('Focal Loss', '')
-    """
-    headings = (heading for heading, text in PAPER_LOSSES.items() if re.fullmatch(text, loss))
-    return next(headings, "")
+    for run in published["runs"]:
+        text = REDUCTION.sub("", run["loss"]).removesuffix("()")
+        loss = next(name for name, form in PAPER_LOSSES.items() if re.fullmatch(form, text))
+        found.setdefault((run["dataset"], run["network"], loss), []).append(run)
+    order = (list(DATASETS), list(NETWORKS), list(PAPER_LOSSES))
+    keys = sorted(
+        found, key=lambda key: [names.index(n) for names, n in zip(order, key, strict=True)]
+    )
+    return [Network(named(found[key][0]), key[2], tuple(found[key])) for key in keys]
 
 
 def named(entry):
-    dataset, network = entry["dataset"], entry["network"]
-    return f"{DATASETS.get(dataset, dataset)} {NETWORKS.get(network, network)}"
-
-
-def source(entry, more):
-    return f"our {entry['dataset']} {entry['network']}{more}, seed {entry['seed']}"
+    return f"{DATASETS[entry['dataset']]} {NETWORKS[entry['network']]}"
 
 
 def listed(values):
@@ -537,10 +458,20 @@ def listed(values):
     return f"{', '.join(most)} and {last}" if most else last
 
 
+def training_note(run):
+    """Everything about the training but loss and seed, in words."""
+    recipe, rows = run["recipe"], run["rows"]
+    apart = ("epochs", "seed", "reduction")  # said elsewhere
+    told = (setting_text(key, value) for key, value in recipe.items() if key not in apart)
+    return (
+        f"{recipe['epochs']} epochs, {', '.join(filter(None, told))}; {run['precision']} on an "
+        f"{run['device']}; trained on {rows['train']:,} rows, fitted on {rows['val']:,} of val, "
+        f"scored on {rows['test']:,} of test."
+    )
+
+
 def setting_text(key, value):
     """One setting of a recipe in words; nothing for what was not used."""
-    if key == "clip_norm" and value is None:
-        return "gradients not clipped"
     if value is None or value is False or value in (0, []):
         return ""
     word = WORDS.get(key, key.replace("_", " "))
@@ -548,112 +479,6 @@ def setting_text(key, value):
         return word
     values = value if isinstance(value, list) else [value]
     return f"{word} {listed(f'{v:.3g}' if isinstance(v, float) else v for v in values)}"
-
-
-# --- cells over several seeds, and the footnotes that say what stands behind them ----------------
-
-
-def spread(rows, metric):
-    """The mean over seeds and half the distance from the lowest to the highest.
-
-    >>> spread([{"metrics": {"ece": 0.04}}, {"metrics": {"ece": 0.05}}], "ece")
-    '4.50 ± 0.50'
-    """
-    values = [row["metrics"][metric] for row in rows if row is not None]
-    if not values:
-        return MISSING
-    number = COLUMNS[metric].number
-    half = f" {SPREAD} {number((max(values) - min(values)) / 2)}" if len(values) > 1 else ""
-    return number(fmean(values)) + half
-
-
-def clipped(rows, metric):
-    """The same for rows after a clip, with the mean c and an arrow: 1.38 (0.245)▼.
-
-    "/-" follows c where the clip is a no-op for some of the seeds.
-    """
-    found = [row for row in rows if row is not None]
-    if not found:
-        return MISSING
-    acting = [threshold(row) for row in found if threshold(row) is not None]
-    c = f"{fmean(acting):.3g}" + ("/-" if len(acting) < len(found) else "") if acting else NOOP
-    return f"{spread(found, metric)} ({c}){agreed_arrow(found, metric)}"
-
-
-def agreed_arrow(rows, metric):
-    """The arrow that the paired intervals of every seed agree on, against no calibration."""
-    found = {direction(row, metric, "none") for row in rows if row is not None}
-    return ARROW[found.pop()] if len(found) == 1 else ""
-
-
-def numbered(found):
-    """A number for every way the networks were trained; the paper's own notes have letters."""
-    trainings = dict.fromkeys(setting.training for setting in found)
-    return {training: str(number) for number, training in enumerate(trainings, 1)}
-
-
-def training_notes(found):
-    """How the networks were trained, a note for every way."""
-    notes = []
-    for training, number in numbered(found).items():
-        alike = [run for setting in found if setting.training == training for run in setting.runs]
-        notes.append((number, f"{training}; {seeds(alike)}."))
-    return notes
-
-
-def seeds(runs):
-    found = sorted({run.seed for run in runs})
-    return f"seed{'s' if len(found) > 1 else ''} {listed(found)}"
-
-
-def epochs(found):
-    """How long the networks were trained, for titles, which are often shown without notes."""
-    every = sorted({run.epochs for setting in found for run in setting.runs})
-    told = f"{every[0]} epochs" if len(every) == 1 else f"{every[0]} to {every[-1]} epochs"
-    return told if every == [PUBLISHED_EPOCHS] else f"{told}, the paper's have {PUBLISHED_EPOCHS}"
-
-
-def cell_notes(rows, groups):
-    """What the signs in the cells mean, of those that are there."""
-    cells = [cell for row in rows for cell in row[1:]]
-    several = sorted({len(runs) for runs in groups if len(runs) > 1})
-    notes = []
-    if any(SPREAD in cell for cell in cells):
-        count = " to ".join(str(n) for n in dict.fromkeys((several[0], several[-1])))
-        told = f"Mean over {count} seeds, and half the distance from the lowest to the highest."
-        if any(SPREAD in cell and "(" in cell and f"({NOOP})" not in cell for cell in cells):
-            told += " c is the mean of those that clip."
-        agree = " An arrow beside it: so for each seed." if has_arrows(cells) else ""
-        notes.append((SPREAD, f"{told} Cells without it are of one seed.{agree}"))
-    if has_arrows(cells):
-        notes.append(ARROWS)
-    if any(f"({NOOP})" in cell or "/-" in cell for cell in cells):
-        notes.append((NOOP, "No clipping was best on val, nothing is changed; /- for some seeds."))
-    if MISSING in cells:
-        notes.append((MISSING, "Not trained."))
-    return notes
-
-
-def loss_note(found):
-    """The text of each loss, as `featcal.losses` reads it, and whether it was a sum."""
-    texts, summed = {}, {}
-    for setting in found:
-        for heading, (run, *_) in setting.paper.items():
-            texts.setdefault(heading, {})[run.loss] = None
-            if run.reduction == "sum":
-                summed[heading] = None
-    names = "; ".join(f"{heading} is {' or '.join(forms)}" for heading, forms in texts.items())
-    how = "each is the mean over a batch"
-    if summed:
-        every = summed.keys() == texts.keys()
-        how = f"{'each is' if every else listed(summed)} summed over a batch"
-    return "losses", f"{names}; {how}."
-
-
-def made_note(results):
-    """What the runs were made with."""
-    facts = (facts_text(results.get(key) or {}) for key in ("hardware", "versions"))
-    return "made", "; ".join((results.get("made_by", "by hand"), *filter(None, facts))) + "."
 
 
 def facts_text(facts):
@@ -666,141 +491,136 @@ def facts_text(facts):
     return ", ".join(key if value is True else f"{key} {value}" for key, value in given.items())
 
 
-# --- tables of our own networks: by loss, by layer, and beside a temperature ---------------------
-
-BY_LOSS, BY_LAYER = ("train-time", "accuracy"), "layers"
-TITLES = {
-    "ece": "ECE in percent on test, alone and after clip at c",
-    "accuracy": "accuracy in percent on test",
-}
-# Each with the mode of its fit, under its heading.
-HONEST = {
-    "none": ("none", "sequential"),
-    "clip": ("clip", "sequential"),
-    "temperature": ("temperature", "sequential"),
-    "clip | temperature": ("clip | temperature", "sequential"),
-    "jointly": ("clip | temperature", "joint"),
-}
-ROWS_ALONE = "Intervals are over the test rows of one network; another seed gives another network."
+# --- their cells, over the seeds, and their tables -----------------------------------------------
 
 
-def loss_tables(results, table):
-    """One row per network: the losses of the paper, then every other loss in a table of its own."""
-    every, metric, made = settings(results), table.metric, made_note(results)
-    main = [setting for setting in every if setting.paper]
-    title = f"{table.name}, our own networks ({{}}): {{}}{TITLES[metric]}"
-    tables = []
-    if main:
-        numbers = numbered(main)
-        headings, cells = by_loss(metric)
-        rows = tuple((f"{s.network} [{numbers[s.training]}]", *cells(s)) for s in main)
-        signs = cell_notes(rows, (runs for setting in main for runs in setting.paper.values()))
-        notes = (*training_notes(main), loss_note(main), *signs, made)
-        together = 2 if metric == "ece" else 1
-        tables.append(Table(title.format(epochs(main), ""), headings, rows, notes, together))
-    for setting in every:
-        groups = setting.further
-        if groups:
-            rows = tuple((setting.label(runs[0]), *base_and_clip(runs, metric)) for runs in groups)
-            shown = replace(setting, runs=tuple(run for runs in groups for run in runs))
-            notes = (*training_notes([shown]), *cell_notes(rows, groups), made)
-            where = f"further losses, {setting.network} [1], "
-            told = title.format(epochs([setting]), where)
-            tables.append(Table(told, ("", "base", "+clip (c)"), rows, notes))
-    return tables
+def spread(rows, metric):
+    """The mean over seeds and half the distance from the lowest to the highest.
+
+    >>> spread([{"metrics": {"ece": 0.04}}, {"metrics": {"ece": 0.05}}], "ece")
+    '4.50 ± 0.50'
+    """
+    values = [row["metrics"][metric] for row in rows]
+    if not values:
+        return MISSING
+    number = COLUMNS[metric].number
+    half = f" {SPREAD} {number((max(values) - min(values)) / 2)}" if len(values) > 1 else ""
+    return number(fmean(values)) + half
 
 
-def by_loss(metric):
-    """The headings, and the function that makes the cells of a setting."""
-    if metric == "ece":
-        pairs = ((f"{loss}\nbase", f"{loss}\n+clip (c)") for loss in PAPER_LOSSES)
-        return ("", *(heading for pair in pairs for heading in pair)), lambda setting: [
-            cell
-            for loss in PAPER_LOSSES
-            for cell in base_and_clip(setting.paper.get(loss, []), metric)
-        ]
-
-    def cells(setting):
-        for loss in PAPER_LOSSES:
-            yield spread([run.row("none") for run in setting.paper.get(loss, [])], metric)
-        clip = [run.row("clip") for run in setting.paper.get("Cross Entropy", [])]
-        yield f"{spread(clip, metric)} {agreed_arrow(clip, metric)}".rstrip()
-
-    return ("", *PAPER_LOSSES, "clip after\nCross Entropy"), cells
+def our_cell(rows, metric, *, with_c):
+    """Over the seeds, with the mean c and an arrow where all of them agree: 1.38 (0.245)▼."""
+    text = spread(rows, metric)
+    if with_c and rows:
+        acting = [c for c in map(threshold, rows) if c is not None]
+        text += f" ({fmean(acting):.3g})" if len(acting) == len(rows) else f" ({NOOP})"
+    found = {direction(row, metric) for row in rows}
+    return text + (ARROW[found.pop()] if len(found) == 1 else "")
 
 
-def base_and_clip(runs, metric):
-    none, clip = ([run.row(recipe) for run in runs] for recipe in ("none", "clip"))
-    return spread(none, metric), clipped(clip, metric)
-
-
-def temperature_tables(results):
-    """Every run, uncalibrated and after clip, temperature and both: ECE with intervals, and NLL."""
-    tables = []
-    for setting in settings(results):
-        shown = {
-            heading: fit
-            for heading, fit in HONEST.items()
-            if heading != "jointly" or any(run.row(*fit) for run in setting.runs)
-        }
-        several = len({run.seed for run in setting.runs}) > 1
-        rows = []
-        for run in (run for runs in setting.variants.values() for run in runs):
-            found = [run.row(*fit) for fit in shown.values()]
-            label = setting.label(run) + (f", seed {run.seed}" if several else "")
-            ece = (with_interval(row, "ece") or MISSING for row in found)
-            # Without intervals, to be narrow enough for columns beside others.
-            nll = (with_interval(row and {**row, "intervals": {}}, "nll") for row in found)
-            rows.append((label, *ece, *(cell or MISSING for cell in nll)))
-        headings = (f"{metric}\n{name}" for metric in ("ECE %", "NLL") for name in shown)
-        title = f"{setting.network} ({epochs([setting])}) [1]: clip beside a temperature, every run"
-        notes = [*training_notes([setting]), ("intervals", ROWS_ALONE)]
-        compared = dict.fromkeys(
-            f"{row['recipe']} with {row['differences'][metric]['baseline']}"
-            for run in setting.runs
-            for row in run.content["results"]
-            for metric in ("ece", "nll")
-            if direction(row, metric)
-        )
-        if compared:
-            told = "Lower or higher, and the paired 95 % interval says so, comparing"
-            notes.append((ARROWS[0], f"{told} {'; '.join(compared)}."))
-        notes = (*notes, made_note(results))
-        tables.append(Table(title, ("", *headings), tuple(rows), notes, len(shown)))
-    return tables
-
-
-def layer_tables(results, table):
-    """Another layer clipped, by network; the paper's values stand beside those of its own."""
-    return [layer_table(results, entry, table) for entry in results["layers"]]
-
-
-def layer_table(results, entry, table):
-    keys = ("dataset", "network", "loss", "seed")
-    made = (
-        (s, [r for r in s.runs if all(entry[key] == r.content[key] for key in keys)])
-        for s in settings(results)
-    )
-    ours = [replace(setting, runs=tuple(runs)) for setting, runs in made if runs]
-    same = named(entry) == "CIFAR-10 ResNet-50" and Run(entry).loss == "ce"
+def side_by_side(found, metric):
+    """The paper's cells and ours, network by network; one table."""
+    shown = [r for r in RECIPES if any(one.printed(r, metric) for one in found)]
     rows = []
+    for one in found:
+        cells = []
+        for recipe in shown:
+            theirs = one.printed(recipe, metric)
+            cells.append(MISSING if theirs is None else theirs["printed"].strip("▼▲"))
+            cells.append(
+                our_cell(one.rows(recipe), metric, with_c=recipe == "clip" and metric != "accuracy")
+            )
+        mark = " [w]" if stands_for(one) and set(cells[::2]) != {MISSING} else ""
+        rows.append((f"{one}{mark}", *cells))
+    title = f"{BESIDE_PAPER}: {METRICS[metric]} in percent on test images normalised as the paper's"
+    headings = (f"{recipe}\n{who}" for recipe in shown for who in ("paper", "ours"))
+    cells = [cell for row in rows for cell in row]
+    arrows = "the paired 95 % interval says so, for each seed: clip and temperature beside none, "
+    notes = {
+        SPREAD: "Mean over the seeds, and half the distance from the lowest to the highest.",
+        ARROWS[0]: f"Lower or higher, and {arrows}clip | temperature beside temperature.",
+        NOOP: "No clipping was best on val, for one seed at least.",
+        "w": f"The paper's cells are of {listed(NEAREST.values())}, the nearest network it has.",
+    }
+    signs = {SPREAD: SPREAD, ARROWS[0]: "[▼▲]", NOOP: NOOP, "w": r"\[w\]"}
+    told = [(k, v) for k, v in notes.items() if any(re.search(signs[k], cell) for cell in cells)]
+    return Table(title, ("", *headings), tuple(rows), (*told, *training_notes(found)), 2)
+
+
+def stands_for(network):
+    return any(network.name.endswith(f" {name}") for name in NEAREST)
+
+
+def training_notes(found):
+    if not found:
+        return ()
+    losses = dict.fromkeys((one.loss, run["loss"]) for one in found for run in one.runs)
+    return (
+        ("training", training_note(found[0].runs[0])),
+        ("losses", "; ".join(f"{heading} is {text}" for heading, text in losses) + "."),
+    )
+
+
+def every_run(found, metric):
+    """Each run and each normalisation of the test images: every recipe, with its interval."""
+    rows = []
+    for one in found:
+        for run in one.runs:
+            for norm, result in run["results"].items():
+                which = " [p]" if norm == AS_PUBLISHED else ""
+                cells = (find(result["rows"], *fit) for fit in RECIPES.values())
+                told = (with_interval(row, metric) or MISSING for row in cells)
+                rows.append((f"{one} {run['seed']}{which}", *told))
+    unit = "" if metric == "nll" else " in percent"
+    title = f"Every run of ours: {METRICS[metric]}{unit} on test with its 95 % interval"
+    beside = "none, clip | temperature, jointly and sample beside temperature, and the last beside"
+    notes = (
+        (
+            ARROWS[0],
+            f"Where the paired interval says so: temperature and clip beside {beside} sample.",
+        ),
+        ("intervals", "Over the test rows of one network; another seed gives another network."),
+        ("seed", "The number after the loss."),
+    )
+    if any(row[0].endswith("[p]") for row in rows):
+        notes += (("p", "Test images normalised as the paper's; elsewhere as in training."),)
+    if any(MISSING in row for row in rows):
+        told = "sample is from their lengths, and on CIFAR-100 from logits in half precision."
+        notes += ((MISSING, f"The features of this network were not kept: {told}"),)
+    return Table(title, ("", *RECIPES), tuple(rows), notes)
+
+
+def entropy_table(found):
+    """Softmax entropies of confident wrong and right rows, the paper's first."""
+    keys = ("before", "after", "growth")
+    theirs = paper_tables()[ENTROPY].cells
+    rows = [("paper, CIFAR-10 ResNet-50, above 0.80", *(c["printed"] for r in theirs for c in r))]
+    for one in found:
+        for run, result in zip(one.runs, one.results(), strict=True):
+            entropy = result["entropy_0.9"]
+            cells = (f"{entropy[group][key]:.4f}" for group in ("hce", "lce") for key in keys)
+            rows.append((f"{one}, seed {run['seed']}, above 0.9", *cells))
+    headings = (f"{group}\n{key}" for group in ("HCE", "LCE") for key in keys)
+    title = f"{BESIDE_PAPER}: softmax entropy in nats, before and after a clip"
+    return Table(title, ("", *headings), tuple(rows), (), 3)
+
+
+def layer_table(entry):
+    """Another layer clipped; the paper's values stand beside those of its own network."""
+    table, rows = paper_tables()[BY_LAYER], []
     for row in entry["rows"]:
         c, layer = row["threshold"], row["layer"] or MISSING
         idle = MISSING if layer == MISSING else NOOP
         values = (COLUMNS[key].number(row["metrics"][key]) for key in ("ece", "accuracy"))
         cells = (row["label"], layer, idle if c is None else f"{c:.3g}", *values)
-        rows.append((*cells, *(printed_layer(row["label"].lower(), table) if same else ())))
-    trained = f" ({epochs(ours)})" if ours else ""
+        rows.append((*cells, *printed_layer(row["label"].lower(), table)))
     title = (
-        f"{table.name}, our own {named(entry)}{trained}, loss {entry['loss']}, seed "
-        f"{entry['seed']}: ECE and accuracy in percent when another layer is clipped"
+        f"Our {named(entry)} ({entry['recipe']['epochs']} epochs, seed {entry['seed']}): ECE and "
+        "accuracy in percent when another layer is clipped"
     )
-    beside = ("paper\nECE (c)", "paper\naccuracy") if same else ()
-    notes = training_notes(ours)
-    if any(row[2] == NOOP for row in rows):
-        notes.append((NOOP, "No clipping of this layer was best on val, nothing is changed."))
-    headings = ("", "layer", "c", "ECE", "accuracy", *beside)
-    return Table(title, headings, tuple(rows), (*notes, made_note(results)))
+    headings = ("", "layer", "c", "ECE", "accuracy", "paper\nECE (c)", "paper\naccuracy")
+    noop = (NOOP, "No clipping of this layer was best on val, nothing is changed.")
+    return Table(title, headings, tuple(rows), (noop,) if any(r[2] == NOOP for r in rows) else ())
 
 
 def printed_layer(name, table):
@@ -812,46 +632,54 @@ def printed_layer(name, table):
     return [MISSING] * len(table.columns)
 
 
-def trained_tables(results, table):
+def layers_of(published, short):
+    """The networks with other layers clipped: as long as the paper's, else a short one."""
+    keys = ("dataset", "network", "loss", "seed", "recipe")
+    long = [run for run in published["runs"] if "layers" in run]
+    return [{**{k: run[k] for k in keys}, "rows": run["layers"]} for run in long] or short
+
+
+def trained_tables(published, layers, table):
     """Everything of our own training that belongs beside a table."""
+    found = networks(published)
+    ce = [one for one in found if one.loss == CE]
     if table.name == BY_LAYER:
-        return layer_tables(results, table)
-    if table.name not in BY_LOSS:
+        return [layer_table(entry) for entry in layers]
+    if table.name == ENTROPY:
+        return [entropy_table(ce)]
+    if table.name not in (*BY_NETWORK, *POSTHOC):
         return []
-    return loss_tables(results, table) + (
-        temperature_tables(results) if table.name == BY_LOSS[0] else []
-    )
+    side = side_by_side(ce if table.name in POSTHOC else found, table.metric)
+    return [side, *(every_run(found, metric) for metric in BY_NETWORK.get(table.name, ()))]
 
 
-def trained_values(results, table):
+def trained_values(published, layers, table):
     """The scores of every recipe on every network, or of every layer, as lines of the CSV."""
-
-    def c(value):
-        """A threshold; one that clips nothing is infinite."""
-        return math.inf if value is None else value
-
-    if table.name in BY_LOSS:
-        for run in map(Run, results["runs"]):
-            for row in run.content["results"]:
-                clip = row["recipe"].startswith("clip")
-                yield {
-                    "source": run.source,
-                    "row": run.content["loss"],
-                    "column": row["recipe"] + (", joint" if row["mode"] == "joint" else ""),
-                    **in_percent(row, table.metric),
-                    "arrow": direction(row, table.metric),
-                    **({"threshold": c(threshold(row))} if clip else {}),
-                }
+    if table.name in BY_NETWORK:
+        for run in published["runs"]:
+            for norm, result in run["results"].items():
+                for row in result["rows"]:
+                    c = row["values"].get("threshold", MISSING)
+                    yield {
+                        "source": f"our {run['name']}, {NORMALISED[norm]}",
+                        "row": run["loss"],
+                        "column": row["recipe"] + (", joint" if row["mode"] == "joint" else ""),
+                        **in_percent(row, table.metric),
+                        "arrow": direction(row, table.metric),
+                        **({} if c == MISSING else {"threshold": math.inf if c is None else c}),
+                    }
     elif table.name == BY_LAYER:
-        for entry in results["layers"]:
+        for entry in layers:
             for row in entry["rows"]:
                 for column, metric in (("ECE (c)", "ece"), ("Accuracy", "accuracy")):
+                    c = math.inf if row["threshold"] is None else row["threshold"]
                     yield {
-                        "source": source(entry, f", {entry['loss']}"),
+                        "source": f"our {entry['dataset']} {entry['network']}, {entry['loss']}, "
+                        f"{entry['recipe']['epochs']} epochs, seed {entry['seed']}",
                         "row": row["label"],
                         "column": column,
                         "value": 100 * row["metrics"][metric],
-                        **({"threshold": c(row["threshold"])} if row["layer"] else {}),
+                        **({"threshold": c} if row["layer"] else {}),
                     }
 
 
@@ -868,36 +696,39 @@ def read_reproduction(folder=RESULTS):
     return read(folder, "reproduction.json", "replays", "packs", "beside")
 
 
-def read_training(folder=RESULTS):
-    return read(folder, "training.json", "runs", "layers")
+def read_published(folder=RESULTS):
+    return read(folder, "published.json", "runs")
 
 
-def assembled(reproduction, training):
+def read_layers(folder=RESULTS):
+    return layers_of(read_published(folder), read(folder, "training.json", "layers")["layers"])
+
+
+def assembled(reproduction, published, layers):
     """The content of paper.json; packs and runs, which stand beside several tables, only once."""
     tables = []
     for table in paper_tables().values():
         values = [
             *printed_values(table),
             *reproduced_values(reproduction, table),
-            *trained_values(training, table),
+            *trained_values(published, layers, table),
         ]
         shown = [
             printed(table),
+            *trained_tables(published, layers, table),
             *replays(reproduction, table),
             *small(reproduction, table),
             *(pack_table(pack, table.metric) for pack in packs_of(reproduction, table)),
-            *trained_tables(training, table),
         ]
         names = [pack["name"] for pack in packs_of(reproduction, table)]
-        facts = {key: training.get(key) for key in ("made_by", "hardware", "versions")}
         ours = {
             "replays": of_table(reproduction, "replays", table),
             "beside": of_table(reproduction, "beside", table),
             "packs": [i for i, p in enumerate(reproduction["packs"]) if p["name"] in names],
             "training": {
-                **facts,
-                "runs": list(range(len(training["runs"]))) if table.name in BY_LOSS else [],
-                "layers": training["layers"] if table.name == BY_LAYER else [],
+                **{key: published.get(key) for key in ("made_by", "versions")},
+                "runs": list(range(len(published["runs"]))) if table.name in BY_NETWORK else [],
+                "layers": layers if table.name == BY_LAYER else [],
             },
         }
         body = {**table.facts, "cells": list(table), "marks": list(table.marks), "ours": ours}
@@ -909,8 +740,23 @@ def assembled(reproduction, training):
                 "shown": [vars(one) for one in shown],
             }
         )
-    runs = [{key: run[key] for key in run if key != "curve"} for run in training["runs"]]
-    return {"tables": tables, "packs": reproduction["packs"], "runs": runs}
+    return {
+        "tables": tables,
+        "packs": reproduction["packs"],
+        "runs": list(map(kept, published["runs"])),
+    }
+
+
+def kept(run):
+    """A run without its epochs, the histograms of its features and the details of its fits."""
+    results = {
+        norm: {
+            "rows": [{key: row[key] for key in row if key != "fit"} for row in result["rows"]],
+            "pairs": result["pairs"],
+        }
+        for norm, result in run["results"].items()
+    }
+    return {**{key: run[key] for key in run if key not in ("curve", "layers")}, "results": results}
 
 
 def csv_lines(name, values):
@@ -932,10 +778,11 @@ def as_text(content):
 
 def main():
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    if not any((folder / name).is_file() for name in ("reproduction.json", "training.json")):
-        raise SystemExit(f"{folder} holds no reproduction.json and no training.json")
+    if not any((folder / name).is_file() for name in ("reproduction.json", "published.json")):
+        raise SystemExit(f"{folder} holds no reproduction.json and no published.json")
     output = PACKAGED if folder == RESULTS else folder / "paper.json"
-    output.write_text(as_text(assembled(read_reproduction(folder), read_training(folder))))
+    read_all = (read_reproduction, read_published, read_layers)
+    output.write_text(as_text(assembled(*(one(folder) for one in read_all))))
     print(f"Wrote {output}")
 
 

@@ -1,4 +1,4 @@
-"""Trains the paper's losses on our own networks and fills its tables: train-time, accuracy, layers.
+"""Trains the paper's losses in short runs, and clips other layers of one of the networks.
 
     python experiments/train_grid.py --data FOLDER [--only TEXT ...] [--share 1/3] [--output FILE]
     python experiments/train_grid.py --merge FILE ... [--output FILE]

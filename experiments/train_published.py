@@ -5,13 +5,16 @@
 
 What `featcal train DATASET NETWORK --published` does: steps of the rate, summed losses, gradients
 clipped to 2. --work holds a folder for each run: its checkpoint, from which a stopped run goes on,
-then `run.json`, once it is judged, and small files for later recipes. Several processes may work on
+then `run.json`, once it is judged, and small files for later recipes; with --keep-weights also
+`weights.safetensors`, the network as `experiments/shift.py` reads it. Several processes may work on
 one list side by side, best under CUDA MPS, each on the next run that nobody has; where there is no
-MPS, `--together` trains all in one process, each on a stream of its own. Thresholds and
-temperatures are fitted on val, never on test.
+MPS, `--together` trains all in one process, each on a stream of its own. Everything is fitted on
+val, never on test. `--merge` puts the finished runs into one file; a run that was judged without
+`sample` gets it from the logits and the lengths of the features that it left.
 """
 
 import argparse
+import copy
 import fcntl
 import json
 import math
@@ -25,10 +28,13 @@ from statistics import median
 
 import numpy as np
 import torch
-from train_grid import MMCE, WITH_INTERVALS, loss_text
+from safetensors.torch import save_file
+from torch import nn
+from train_grid import ABLATED, LAYERS, MMCE, WITH_INTERVALS, loss_text
 
 import featcal
-from featcal.analysis import EntropyGrowth, FeatureValues, Groups
+from featcal.analysis import EntropyGrowth, FeatureValues, Groups, LayerAblation
+from featcal.core.batch import Batch
 from featcal.datasets import load_images, normalisations, split
 from featcal.losses import parse_loss
 from featcal.models import build
@@ -38,16 +44,23 @@ from featcal.train.engine import known_options
 from featcal.train.history import Batches
 from featcal.train.loop import Trainer, full_precision
 from featcal.train.recipe import EPOCHS, steps_of
+from featcal.train.run_folder import KEY
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "published.json"
-RECIPES = ("none", "temperature", "clip", "clip | temperature")
-JOINT = "clip | temperature"
-AGAINST = (None, 0, 0, 1, 1)  # each beside what it adds to
-BINS, RESAMPLES, SEED = 15, 1000, 0
+# The recipes, each beside what it adds to; one is fitted jointly as well.
+AGAINST = {
+    **{"none": None, "temperature": "none", "clip": "none", "clip | temperature": "temperature"},
+    **{"sample": "temperature", "clip | sample": "sample"},
+}
+JOINT, BESIDE_JOINT = "clip | temperature", "temperature"
+PAIRS = {"clip": "temperature", "sample": "clip | temperature"}  # and these beside each other
+HOW = {"bins": 15, "resamples": 1000, "seed": 0}
 CONFIDENT = (0.9, 0.95)
 WATCH_EVERY = 10
 LARGEST = 16 * 2**20  # bytes of a file worth keeping
+WEIGHTS = "weights.safetensors"
 NORMS = {"cifar10": ("matched",), "cifar100": ("matched", "reference")}
+LONG = ("resnet110", "densenet121", "wrn26x10")
 LOSSES = ("focal", "label_smoothing", "brier", MMCE[0], "flsd", "dual_focal")
 
 
@@ -78,7 +91,7 @@ def grid():
     small = [Run(dataset, "wrn16x4", seed=seed) for seed in (1, 2) for dataset in both]
     large = [Run(dataset, "resnet50") for dataset in both]
     losses = [Run(dataset, "wrn16x4", loss) for loss in LOSSES for dataset in both]
-    others = [Run(d, network) for network in ("resnet110", "densenet121") for d in both]
+    others = [Run(d, network) for network in LONG for d in both]
     more = [Run("cifar10", "resnet50", loss) for loss in LOSSES]
     return [*small, *large, *losses, *others, *more]
 
@@ -154,26 +167,41 @@ def told(row):
     """A row with the intervals people ask for, and without what differs from run to run."""
     for key in ("intervals", "differences"):
         row[key] = {name: row[key][name] for name in WITH_INTERVALS} if row[key] else {}
-    row.pop("seconds", None)
+    for part in filter(None, (row, row["fit"], *(row["fit"] or {"steps": []})["steps"])):
+        part.pop("seconds", None)
     return row
 
 
 def compared(val, test, head):
     """The recipes step by step, and one of them jointly: fitted on val, scored on test."""
-    how = {"bins": BINS, "resamples": RESAMPLES, "seed": SEED}
-    steps = compare(val, test, list(RECIPES), head, mode="sequential", **how)
-    joint = compare(val, test, [JOINT], head, mode="joint", **how)
-    return Comparison((*steps.rows, *joint.rows), AGAINST, steps.settings)
+    steps = compare(val, test, list(AGAINST), head, mode="sequential", **HOW)
+    joint = compare(val, test, [JOINT], head, mode="joint", **HOW)
+    return [*steps.rows, *joint.rows]
 
 
-def fitted_values(found):
-    """Threshold and temperature of every row that has them; None for a clip of nothing."""
+def judged_rows(rows, joint=None):
+    """Every row beside what it adds to, and the pairs that are asked for besides."""
+    place = {row.recipe: index for index, row in enumerate(rows) if row is not joint}
+
+    def beside(others):
+        against = (BESIDE_JOINT if row is joint else others.get(row.recipe) for row in rows)
+        found = Comparison(tuple(rows), tuple(map(place.get, against)))
+        return list(map(told, found.as_json()["rows"]))
+
+    modes = ("joint" if row is joint else "sequential" for row in rows)
+    told_rows = zip(modes, map(fitted_values, rows), beside(AGAINST), strict=True)
+    pairs = beside(PAIRS)
+    return {
+        "rows": [{"mode": mode, "values": some, **row} for mode, some, row in told_rows],
+        "pairs": {recipe: pairs[place[recipe]]["differences"] for recipe in PAIRS},
+    }
+
+
+def fitted_values(row):
+    """Threshold and temperature, where it has them; None for a clip of nothing."""
+    steps = [] if row.calibrator is None else row.calibrator.steps_in_order()
     keys = ("threshold", "temperature")
-    steps = [[] if r.calibrator is None else r.calibrator.steps_in_order() for r in found.rows]
-    return [
-        {key: finite(getattr(step, key)) for step in some for key in keys if hasattr(step, key)}
-        for some in steps
-    ]
+    return {key: finite(getattr(step, key)) for step in steps for key in keys if hasattr(step, key)}
 
 
 def finite(value):
@@ -225,23 +253,17 @@ def judged(training, facts):
             )
             for norm in norms
         }
-    head = model.head.cpu()
+    head = copy.deepcopy(model.head).cpu()
     parts = {"val": val, **{f"test_{norm}": test for norm, test in tests.items()}}
     results, clip = {}, None
     for norm, test in tests.items():
-        found = compared(val, test, head)
-        rows = found.as_json()["rows"]
-        modes = (*("sequential",) * len(RECIPES), "joint")
-        told_rows = [
-            {"mode": mode, "values": values, **told(row)}
-            for mode, values, row in zip(modes, fitted_values(found), rows, strict=True)
-        ]
-        clip = found.rows[RECIPES.index("clip")].calibrator
+        rows = compared(val, test, head)
+        clip = next(row.calibrator for row in rows if row.recipe == "clip")
         labels, logits = whole(test, "labels"), whole(test, "logits")
         with torch.no_grad():
             after = clip(whole(test, "features"), head)
         results[norm] = {
-            "rows": told_rows,
+            **judged_rows(rows, joint=rows[-1]),
             "entropy": mean_entropies(logits, after, labels),
             **premises(test, clip, head),
         }
@@ -266,10 +288,32 @@ def judged(training, facts):
     return results, arrays, pack
 
 
-def finish(training, facts):
+def ablated(training):
+    """The clip at other places of the network, what comes behind it computed again."""
+    splits, pixels, device = training.splits, training.pixels, training.engine.device
+    parts = (Batches(part, pixels, device) for part in (splits.val, splits.test))
+    with full_precision():
+        return LayerAblation.of(training.model, *parts, LAYERS).as_json()["rows"]
+
+
+def keep_weights(training):
+    """The network alone, laid out as in a checkpoint: what it is, and its tensors."""
+    trainer = training.trainer
+    about = {"settings": trainer.checkpoint.settings, "position": {"epoch": trainer.position.epoch}}
+    found = training.model.state_dict().items()
+    tensors = {f"model.{key}": value.detach().cpu().contiguous() for key, value in found}
+    save_file(tensors, training.folder / WEIGHTS, {KEY: json.dumps(about)})
+
+
+def finish(training, facts, *, keep):
     """Judges a run and writes what it leaves, the record last."""
     began, folder = time.perf_counter(), training.folder
+    if keep:
+        keep_weights(training)
     results, arrays, pack = judged(training, facts)
+    run = training.run
+    if (run.dataset, run.network, run.loss) == ABLATED and run.seed == 1:
+        facts = {**facts, "layers": ablated(training)}
     about = {key: facts[key] for key in ("dataset", "network", "loss", "seed", "recipe")}
     np.savez_compressed(folder / "logits.npz", **arrays, meta=json.dumps(about))
     if sum(array.nbytes for array in pack.values()) < LARGEST:
@@ -333,7 +377,7 @@ def one_by_one(runs, options):
         splits = images(options, known, run.dataset)
         training = Training(run, splits, folder, options.epochs, options.every)
         with training.engine.at_work():
-            finish(training, training.go())
+            finish(training, training.go(), keep=options.keep_weights)
         lock.close()
 
 
@@ -364,7 +408,7 @@ def together(runs, options):
             else:
                 facts = training.go()
             with judging:
-                finish(training, facts)
+                finish(training, facts, keep=options.keep_weights)
         except Exception:
             traceback.print_exc()
 
@@ -377,6 +421,97 @@ def together(runs, options):
         thread.join()
 
 
+# --- what a run judged without `sample` left -----------------------------------------------------
+
+TINY = 2.0**-12  # of logits among features
+
+
+def kept(arrays, part, key):
+    return torch.from_numpy(arrays[f"{part}_{key}"]).double()
+
+
+def rows_of(arrays, part, key):
+    """Rows with the logits or the features that were kept."""
+    labels, values = kept(arrays, part, "labels").long(), kept(arrays, part, key).float()
+    return Batch(None, labels, values) if key == "features" else Batch(values, labels)
+
+
+def stand_in(arrays, part, width):
+    """Rows with the logits that were kept, and with features of the lengths that were.
+
+    `sample` reads of features the sums of their absolute values and of their squares. These have
+    the logits in front, made tiny; one larger value and `width` equal ones bring both sums to those
+    of the network's own.
+    """
+    small = TINY * kept(arrays, part, "logits")
+    total = kept(arrays, part, "l1") - small.abs().sum(1)
+    square = kept(arrays, part, "l2").square() - small.square().sum(1)
+    mean = total / (width + 1)
+    spread = (square - total * mean).clamp(min=0).sqrt()
+    large = mean + spread * math.sqrt(width / (width + 1))
+    rest = mean - spread / math.sqrt(width * (width + 1))
+    features = torch.cat([small, large[:, None], rest[:, None].expand(-1, width)], 1).float()
+    return Batch(None, kept(arrays, part, "labels").long(), features)
+
+
+def head_of(weight, bias):
+    head = nn.Linear(*weight.shape[::-1])
+    head.load_state_dict({"weight": weight, "bias": bias})
+    return head
+
+
+def stand_in_head(classes, width):
+    """Reads the logits in front."""
+    weight = torch.eye(classes, classes + width + 1) / TINY
+    return head_of(weight, torch.zeros(classes))
+
+
+def mean_features(arrays, part, width):
+    """The mean |feature| of confident wrong and right rows, and its difference's 95 % interval."""
+    logits, labels = kept(arrays, part, "logits"), kept(arrays, part, "labels")
+    mean = kept(arrays, part, "l1") / width
+    sure, right = logits.softmax(1).amax(1) > CONFIDENT[0], logits.argmax(1) == labels
+    groups = mean[sure & ~right], mean[sure & right]
+    error = math.sqrt(sum(float(group.var()) / len(group) for group in groups))
+    hce, lce = (float(group.mean()) for group in groups)
+    ends = [hce - lce - 1.96 * error, hce - lce + 1.96 * error]
+    return {"hce": hce, "lce": lce, "interval": ends}
+
+
+def completed(run, folder):
+    """A run with what it was judged without: mean features, recipes of features, and pairs.
+
+    The recipes from its features where it left them; else `sample` alone, from logits and lengths.
+    """
+    arrays, path = np.load(folder / "logits.npz"), folder / "pack.npz"
+    means = {n: mean_features(arrays, f"test_{n}", run["features"]) for n in run["results"]}
+    key = f"means_{CONFIDENT[0]:g}"
+    run = {**run, "results": {n: {**run["results"][n], key: means[n]} for n in means}}
+    if all("pairs" in result for result in run["results"].values()):
+        return run
+    parts = ("val", *(f"test_{norm}" for norm in run["results"]))
+    if path.exists():
+        pack, recipes = np.load(path), ("sample", "clip | sample")
+        head = head_of(*(torch.from_numpy(pack[key]) for key in ("weight", "bias")))
+        data = {part: rows_of(pack, part, "features") for part in parts}
+    else:
+        recipes, width = ("sample",), run["features"]
+        head = stand_in_head(run["classes"], width)
+        data = {part: stand_in(arrays, part, width) for part in parts}
+    clipped = {part: rows_of(arrays, part, "clipped") for part in parts}
+    results = {}
+    for norm, result in run["results"].items():
+        test = f"test_{norm}"
+        rows = list(compare(data["val"], data[test], ["temperature", *recipes], head, **HOW))
+        twice = compare(clipped["val"], clipped[test], ["none", "temperature"], **HOW)
+        names = ("clip", "clip | temperature")
+        rows += [replace(row, recipe=name) for row, name in zip(twice, names, strict=True)]
+        found = judged_rows(rows)
+        new = [row for row in found["rows"] if row["recipe"] in recipes]
+        results[norm] = {**result, "rows": [*result["rows"], *new], "pairs": found["pairs"]}
+    return {**run, "results": results}
+
+
 def merged(folders):
     """The finished runs of several folders as one file's worth, in the order of the list."""
     paths = sorted(path for folder in folders for path in folder.glob("*/run.json"))
@@ -386,7 +521,8 @@ def merged(folders):
     for name in names:
         if found[name]["recipe"]["epochs"] != EPOCHS:
             raise SystemExit(f"{name} has {found[name]['recipe']['epochs']} epochs, a trial")
-    runs = [{"name": name, **found[name]} for name in names]
+    at = {path.parent.name: path.parent for path in paths}
+    runs = [{"name": name, **completed(found[name], at[name])} for name in names]
     return {"made_by": "experiments/train_published.py", "versions": versions(), "runs": runs}
 
 
@@ -414,6 +550,7 @@ def main():
     parser.add_argument(
         "--until", type=float, default=1e9, help="seconds after which no run begins"
     )
+    parser.add_argument("--keep-weights", action="store_true", help="of every finished run")
     parser.add_argument("--merge", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()

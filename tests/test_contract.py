@@ -141,10 +141,10 @@ class Stream:
 
 @pytest.mark.parametrize("recipe", [name for name, _ in SINGLE])
 def test_features_are_streamed_never_gathered(recipe, monkeypatch):
-    """With clip on data too large for its exact path, which keeps sums of all of it."""
+    """With clip and auto on data larger than the rows they keep sums or copies of."""
     if parse(recipe).keeps_rows:
         pytest.skip("rows are among its fitted values")
-    rows = CHUNK_ROWS if recipe == "clip" else 256
+    rows = CHUNK_ROWS if recipe in ("auto", "clip") else 256
     monkeypatch.setattr(Chunked.__init__, "__defaults__", (None, rows))
     world = make_world(n=6 * rows, d=48, k=8, heat=1.6)
     gc.collect()

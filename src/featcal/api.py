@@ -22,7 +22,7 @@ from featcal.heads.head import Wrapper
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
-    recipe: str | Calibrator = "clip | temperature",
+    recipe: str | Calibrator = "auto",
     *,
     head: str | None = None,
     layer: str | None = None,
@@ -34,7 +34,8 @@ def calibrate(
     Args:
         model: the trained classifier; left untouched.
         loader: labelled batches the model was not trained on; see `collect` for their forms.
-        recipe: what to fit, as text or as a calibrator, which is then fitted in place.
+        recipe: what to fit, as text or as a calibrator, which is then fitted in place; by default
+            what does best on rows left out of the fit.
         head: dotted path of the last layer, when it is not found by itself.
         layer: dotted path of another layer, whose output the feature steps are to act on.
         mode: "joint" or "sequential"; see `Calibrator.fit`.

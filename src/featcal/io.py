@@ -22,6 +22,7 @@ VERSION = 1
 
 def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -> Path:
     """Writes the calibrator to one safetensors file; the file appears whole or not at all."""
+    calibrator = calibrator.outcome()
     report = calibrator.report
     metadata = {
         "format": FORMAT,

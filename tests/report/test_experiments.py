@@ -97,8 +97,9 @@ def test_the_kept_reproduction_is_what_the_code_gives_today(kept, layout):
         }
     pack = featcal.demo_pack()
     (entry,) = [p for p in kept["packs"] if p["name"] == "cifar100-wrn16x4"]
-    found = featcal.compare(pack.split("val"), pack.split("test"), head=pack.head, resamples=0)
-    for row in found:
+    recipes = ["none", "temperature", "clip", "clip | temperature"]
+    val, test = pack.split("val"), pack.split("test")
+    for row in featcal.compare(val, test, recipes, pack.head, resamples=0):
         old = layout.find(entry["results"], row.recipe)["metrics"]
         for metric in ("accuracy", "ece", "nll", "brier"):
             assert row.scores.metrics[metric] == pytest.approx(old[metric], abs=2e-3)
@@ -124,6 +125,119 @@ def test_the_grid_makes_every_run_of_the_file(imported):
     grid = imported("train_grid")
     made = {grid.name_of(run) for run in json.loads(grid.RESULTS.read_text())["runs"]}
     assert made == {grid.canonical(run) for run in grid.grid(grid.EPOCHS)}
+
+
+# --- networks trained as published ---
+
+
+@pytest.fixture(scope="module")
+def published(layout):
+    return layout.read_published()
+
+
+def test_the_list_makes_every_published_network(imported, published):
+    script = imported("train_published")
+    listed = [run.name for run in script.grid()]
+    found = [run["name"] for run in published["runs"]]
+    assert found == [name for name in listed if name in found]
+    for run in published["runs"]:
+        assert run["recipe"]["epochs"] == 350
+        assert set(run["results"]) == set(script.NORMS[run["dataset"]])
+        for result in run["results"].values():
+            recipes = {(row["recipe"], row["mode"]) for row in result["rows"]}
+            assert recipes - {("clip | sample", "sequential")} == {
+                *((recipe, "sequential") for recipe in script.AGAINST if recipe != "clip | sample"),
+                (script.JOINT, "joint"),
+            }
+
+
+def test_sample_from_kept_lengths_is_sample_from_features(imported, made):
+    """What --merge computes for a run without features is what the features give."""
+    script, world = imported("train_published"), made(n=1200)
+    logits = world.logits.float()
+    arrays, parts = {}, {"val": slice(0, 600), "test": slice(600, 1200)}
+    for part, rows in parts.items():
+        features = world.features[rows].float()
+        arrays[f"{part}_logits"], arrays[f"{part}_labels"] = (
+            logits[rows].numpy(),
+            world.labels[rows].numpy(),
+        )
+        arrays[f"{part}_l1"] = features.abs().sum(1).numpy()
+        arrays[f"{part}_l2"] = features.norm(dim=1).numpy()
+    k, width = logits.shape[1], world.features.shape[1]
+    stand_ins = [script.stand_in(arrays, part, width) for part in parts]
+    own = [featcal.Batch(None, world.labels[r], world.features[r].float()) for r in parts.values()]
+    recipes = ["none", "temperature", "sample"]
+    found = featcal.compare(*stand_ins, recipes, script.stand_in_head(k, width), resamples=0)
+    expected = featcal.compare(*own, recipes, world.head.float(), resamples=0)
+    for mine, right in zip(found, expected, strict=True):
+        for metric in ("accuracy", "ece", "nll"):
+            assert mine.scores.metrics[metric] == pytest.approx(
+                right.scores.metrics[metric], abs=1e-5
+            )
+    one, other = (rows[2].calibrator.weights for rows in (found, expected))
+    assert one.numpy() == pytest.approx(other.numpy(), abs=1e-4)
+    assert len(one) == 5
+
+
+def counted(runs, key):
+    """How many runs have the signs 1, 0 and -1, test images normalised as the paper's."""
+    signs = [key(run["results"].get("reference", run["results"]["matched"])) for run in runs]
+    return {sign: signs.count(sign) for sign in (1, 0, -1)}
+
+
+def test_the_claims_are_what_the_networks_say(imported, published, layout):
+    """Counted again from the file, and the words of the page that no table writes."""
+    script = imported("paper_claims")
+    claims = {c.text: c for c in script.claims(published, layout.read_layers())}
+    ce = [run for run in published["runs"] if run["loss"].startswith("ce")]
+    others = [run for run in published["runs"] if not run["loss"].startswith("ce")]
+
+    def decided(recipe, metric, pairs=False):
+        def sign(result):
+            row = next(r for r in result["rows"] if r["recipe"] == recipe)
+            found = (result["pairs"][recipe] if pairs else row["differences"])[metric]
+            assert found["baseline"] == ("temperature" if pairs else "none")
+            low, high = found["interval"]
+            return int(high < 0) - int(low > 0)
+
+        return sign
+
+    def above(key):
+        def sign(result):
+            low, high = result[key]["interval"]
+            return int(low > 0) - int(high < 0)
+
+        return sign
+
+    expected = {
+        "A clip lowers the ECE after cross-entropy": (ce, decided("clip", "ece")),
+        "A clip does better than a temperature in most cases, by ECE": (
+            ce,
+            decided("clip", "ece", pairs=True),
+        ),
+        "A clip lowers the ECE after every other loss as well": (others, decided("clip", "ece")),
+        "Confident wrong samples have the larger features on average": (ce, above("means_0.9")),
+        "Confident wrong samples have the thicker tail of features, the larger sigma": (
+            ce,
+            above("values_0.9"),
+        ),
+        "A clip adds more entropy to confident wrong samples than to right ones": (
+            ce,
+            above("entropy_0.9"),
+        ),
+    }
+    for text, (runs, sign) in expected.items():
+        assert counted(runs, sign) == {s: claims[text].signs.count(s) for s in (1, 0, -1)}, text
+    assert claims["A clip lowers the ECE after cross-entropy"].mark == "reproduced"
+    *_, tail, entropy = expected
+    assert (claims[tail].mark, claims[entropy].mark) == ("reversed", "reproduced")
+    beside = claims["A clip does better than a temperature in most cases, by ECE"]
+    assert {1, -1} <= set(beside.signs)  # it depends on the network
+    (first,) = [run for run in ce if run["name"] == "cifar100-wrn16x4-ce-1"]
+    curve = {epoch["epoch"]: epoch for epoch in first["curve"]}
+    assert curve[150]["accuracy"] > curve[140]["accuracy"]
+    assert curve[350]["ece"] > curve[150]["ece"]
 
 
 def test_every_page_shows_what_the_result_files_hold(imported):

@@ -48,7 +48,8 @@ def sentence(script):
 
 
 def test_the_committed_file_is_what_the_script_writes(script):
-    content = script.assembled(script.read_reproduction(), script.read_training())
+    read = (script.read_reproduction, script.read_published, script.read_layers)
+    content = script.assembled(*(one() for one in read))
     message = "python experiments/paper_tables.py"
     assert script.PACKAGED.read_text() == script.as_text(content), message
     assert list(read_paper()) == NAMES

@@ -76,7 +76,7 @@ class Calibrate:
 
     def __init__(
         self,
-        recipe: str | Calibrator = "clip | temperature",
+        recipe: str | Calibrator = "auto",
         *,
         loader: Iterable[Any] | None = None,
         head: str | None = None,

@@ -14,11 +14,12 @@ from featcal.cli import app
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.files import check_free, new_file
-from featcal.core.fit import Mode, survey
+from featcal.core.fit import Mode, StepReport, survey
 from featcal.core.progress import tell
 from featcal.core.text import parse
 from featcal.data import Pack
 from featcal.metrics.columns import COLUMNS
+from featcal.report.compare import NONE
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
 from featcal.report.tables import Table, folded, step_text
@@ -46,7 +47,9 @@ def fit(
 ) -> app.Answer:
     """Fit RECIPE on a split of PACK and write the calibrator to a file.
 
-    Example: featcal fit my-pack "clip | temperature" -o cal.safetensors
+    The recipe "auto" chooses among others by rows left out of their fits.
+
+    Example: featcal fit my-pack auto -o cal.safetensors
     """
     check_free(output, overwrite=force, remedy=app.OVERWRITE)
     calibrator = parse(recipe)
@@ -67,12 +70,29 @@ def fit(
         fitted = folded(step_text(step), FITTED_WIDTH)
         rows.append((step.name, fitted, *numbers, f"{step.seconds:.2f}"))
     headings = ("step", "fitted", f"{name} before", f"{name} after", "head passes", "seconds")
+    chose = [] if report.choice is None else [choice_table(report.choice)]
     return {**report.as_json(), "output": str(output)}, [
+        *chose,
         f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}",
         Table("", headings, tuple(rows)),
         *(("Warning: " if s.warning else "") + f"{s.name}: {s.message}" for s in report.steps),
         f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}",
     ]
+
+
+def choice_table(made: StepReport) -> Table:
+    """The recipes that were tried, on rows left out of their fits."""
+    used, metric = made.values.get("recipe", NONE), made.details["metric"].upper()
+    rows = [
+        (
+            f"**{one['recipe']}**" if one["recipe"] == used else one["recipe"],
+            *(f"{one[key]:.4f}" for key in ("value", "difference", "error")),
+            f"{100 * one['accuracy']:.2f}",
+        )
+        for one in made.details["choice"]
+    ]
+    headings = ("recipe", metric, "difference", "standard error", "accuracy %")
+    return Table("Rows left out of the fit", headings, tuple(rows))
 
 
 def check_recipe(calibrator: Calibrator, pack: Pack, *, train: bool = True) -> None:

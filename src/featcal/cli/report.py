@@ -202,8 +202,8 @@ def paper(
     """List the tables of the feature clipping paper, or show table NAME.
 
     Each table is shown as printed, with a footnote where a cell does not hold what its heading
-    says, and beside it what our own networks and the paper's own logits give. Networks we trained
-    stand beside train-time, accuracy and layers, each with its training in a footnote.
+    says, then what networks of ours that were trained as the paper's give, cell beside cell, and
+    what other networks and the paper's own logits do.
 
     Example: featcal paper ece-posthoc
     """

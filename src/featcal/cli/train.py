@@ -30,7 +30,6 @@ from featcal.core.files import check_free
 from featcal.core.fit import undisturbed
 from featcal.core.progress import listen
 from featcal.core.text import NO_LITERAL
-from featcal.data import Pack
 from featcal.data.collect import collect
 from featcal.data.resume import collect_pack
 from featcal.datasets import Splits, load_images, normalisations, split
@@ -441,11 +440,10 @@ class Run(SimpleNamespace):
             f"Next: {look}",
         ]
         if not self.no_pack:
-            path, head = shlex.quote(str(output / PACK)), Pack.open(output / PACK).manifest.head
-            recipe = "temperature" if head is None else '"clip | temperature"'
+            path = shlex.quote(str(output / PACK))
             next_steps = [
                 f"Next: featcal compare {path}",
-                f"  or: featcal fit {path} {recipe} -o cal.safetensors",
+                f"  or: featcal fit {path} auto -o cal.safetensors",
                 f"  or: {look}",
             ]
         if self.as_json:

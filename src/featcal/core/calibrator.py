@@ -67,6 +67,7 @@ class Calibrator(nn.Module, ABC):
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
     jumps: bool = False  # whether a row at an edge of the map may change by a whole step
+    alone: bool = False  # whether it is a whole recipe, and no step of one
     quick: str | None = None  # a cheaper method that joint fitting tries in this one's place
 
     def __init__(self) -> None:
@@ -180,6 +181,10 @@ class Calibrator(nn.Module, ABC):
         """The steps this calibrator consists of: itself, unless it is a pipeline."""
         return [self]
 
+    def outcome(self) -> Calibrator:
+        """What was fitted in the end: itself, unless it chose among others."""
+        return self
+
     def assign(self, **values: Tensor | float) -> Self:
         """Stores fitted values in the buffers of these names."""
         for key, value in values.items():
@@ -190,7 +195,7 @@ class Calibrator(nn.Module, ABC):
 
     def wrap(self, head: nn.Module | None = None) -> CalibratedHead:
         """The deployable module: features in, calibrated logits out (logits in, without a head)."""
-        return CalibratedHead(head, self)
+        return CalibratedHead(head, self.outcome())
 
     def __or__(self, other: Calibrator) -> Pipeline:
         if not isinstance(other, Calibrator):
@@ -314,6 +319,9 @@ class Pipeline(Calibrator):
         flat = [part for step in steps for part in step.steps_in_order()]
         if not flat:
             raise InputError("a pipeline of no steps: name at least one, such as FeatureClip()")
+        whole = next((step for step in flat if step.alone), None)
+        if whole is not None and len(flat) > 1:
+            raise InputError(f"{whole.name} chooses a whole recipe: give it alone")
         for left, right in pairwise(flat):
             if isinstance(left, FeatureMap) and left.name == right.name:
                 raise InputError(f"{left.name} | {right.name}: one {left.name} does all two can do")

@@ -456,6 +456,11 @@ class FitReport:
         return [step.warning for step in self.steps if step.warning]
 
     @property
+    def choice(self) -> StepReport | None:
+        """The step that chose among recipes, where one did."""
+        return next((step for step in self.steps if "choice" in step.details), None)
+
+    @property
     def noop(self) -> bool:
         """Whether nothing at all was changed."""
         return all(step.noop for step in self.steps)

@@ -41,6 +41,7 @@ def attach(
             ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
     """
     check_uncalibrated(model)
+    calibrator = calibrator.outcome()
 
     def misfit(last: nn.Module) -> str:
         """In what a layer differs from the one the calibrator was fitted to, where known."""

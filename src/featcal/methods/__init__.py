@@ -8,6 +8,7 @@ from featcal.methods.affine import (
     StructuredVectorScaling,
     VectorScaling,
 )
+from featcal.methods.auto import Auto
 from featcal.methods.classwise import ClasswiseTemperature
 from featcal.methods.clip import FeatureClip
 from featcal.methods.ensemble import EnsembleTemperature
@@ -22,6 +23,7 @@ from featcal.methods.temperature import Temperature
 
 __all__ = [
     "BBQ",
+    "Auto",
     "ClasswiseTemperature",
     "DensityAware",
     "DirichletCalibration",
@@ -45,6 +47,7 @@ __all__ = [
 
 # The order in which help and pages list them; others come after.
 LISTED = (
+    *("auto",),
     *("vector", "matrix", "dirichlet", "bbq", "classwise", "clip", "density", "ensemble", "group"),
     *("histogram", "isotonic", "logit_clip", "norm_clip", "parameterised", "proximity", "sample"),
     *("spline", "svs", "sms", "temperature"),

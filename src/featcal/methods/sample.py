@@ -36,7 +36,7 @@ from featcal.heads.head import head_logits
 
 RIDGE = {"a": 10.0, "b": 20.0, "c": 200.0}  # in nats over all rows, for a value of sqrt 2
 STRENGTHS = (16.0, 4.0, 1.0)  # the ridge is tried as many times as strong, the strongest first
-ERRORS = 100  # with fewer wrong rows than these the ridge grows: they carry what is to be learned
+ERRORS = 200  # with fewer wrong rows than these the ridge grows: they carry what is to be learned
 REACH = 3.0  # standard deviations at which a term is cut off
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
 BLOCK = 2**19  # logits that go through all the steps of a curve while they are in the cache

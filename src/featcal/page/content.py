@@ -32,6 +32,7 @@ from featcal.report.compare import (
     Row,
     compare,
     parse_all,
+    usual_recipes,
 )
 from featcal.report.scores import Scores, evaluate
 from featcal.report.tables import fitted_text
@@ -103,11 +104,11 @@ class Content:
         if not checked_resamples(resamples):
             raise InputError("resamples is 0: a page that says what is chance needs some, as 1000")
         scene = Scene.of(pack, fit, test, bins=bins, seed=seed)
+        if tuple(recipes) == DEFAULT_RECIPES:
+            recipes = usual_recipes(features=scene.has_features)
         chosen = {NONE if one is None else repr(one): one for one in (None, *parse_all(recipes))}
         for calibrator in filter(None, chosen.values()):
             check_train(calibrator)
-        if not scene.has_features and tuple(recipes) == DEFAULT_RECIPES:
-            chosen = {k: one for k, one in chosen.items() if one is None or not one.needs_features}
         files = calibrators
         if not isinstance(files, Mapping):
             files = {f"calibrator {place}": one for place, one in enumerate(files, start=1)}

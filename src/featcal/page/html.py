@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 from featcal.analysis import ChangedPredictions, ClipSweep, GroupCalibration
+from featcal.core.fit import StepReport
 from featcal.metrics.columns import columns
 from featcal.page.content import Content, Entry
 from featcal.page.verdict import Certainty, contest
@@ -215,6 +216,8 @@ def page_tables(content: Content) -> dict[str, Table]:
         recipe_table("changed", entries[1:]),
         classes_table(*content.classes),
     ]
+    made = [report.choice for entry in entries for report in entry.row.reports]
+    found += [choice_table(step) for step in made if step is not None][:1]
     if len(most.rows):
         found.append(examples_table(most, content.scene.pack.manifest.class_names))
     return {table.name: table for table in found}
@@ -243,6 +246,23 @@ def comparison_table(comparison: Comparison, seen: Sequence[int] = ()) -> Table:
             shown = (cell.number, _known(value), cell.range, mark if place in fair else "")
             rows[place].append(Cell(*shown))
     return Table.of("comparison", map(tuple, rows))
+
+
+def choice_table(step: StepReport) -> Table:
+    """How `auto` chose."""
+    rows = []
+    for one in step.details["choice"]:
+        used = one["recipe"] == step.values.get("recipe", NONE)
+        numbers = [one[key] for key in ("value", "difference", "error")]
+        cells = [Cell(f"{value:.4f}", value) for value in numbers]
+        share = Cell(f"{100 * one['accuracy']:.2f}", one["accuracy"])
+        name = _recipe(one["recipe"])
+        told = replace(name, small=f"{name.small}, chosen".lstrip(", ") if used else name.small)
+        rows.append((told, *cells, share))
+    table = Table.of("choice", rows)
+    first, metric, *rest = table.heads
+    metric = replace(metric, text=metric.text % step.details["metric"].upper())
+    return replace(table, heads=(first, metric, *rest))
 
 
 def recipe_table(name: str, entries: Sequence[Entry]) -> Table:

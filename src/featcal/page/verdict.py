@@ -23,7 +23,7 @@ Pair = tuple[float, float]  # what it says, and how often it is right
 
 FEW_ROWS = 500
 FROM = " from "  # between the recipe of a calibrator and its file
-TRY_NEXT = ("temperature", "ensemble", "classwise", "vector", "isotonic")
+TRY_NEXT = ("auto", "temperature", "ensemble", "classwise", "vector", "isotonic")
 HONESTY = ("ece", "brier")  # a lower loss is no help where one of them is known to rise
 
 
@@ -62,6 +62,7 @@ class Judged:
         scores: on the scored rows.
         nll: the paired difference from the network as it is; `ece`, `brier`, `accuracy` likewise.
         harms: the metrics of calibration by which it is known to be worse than nothing.
+        chose: the recipe behind `auto`; "" for any other.
     """
 
     def __init__(self, comparison: Comparison, place: int) -> None:
@@ -69,6 +70,7 @@ class Judged:
         self.nll, self.ece, self.brier, self.accuracy = (
             paired(comparison, place, 0, name) for name in ("nll", "ece", "brier", "accuracy")
         )
+        self.chose = choice(comparison[place])
         self.harms = [name for name in HONESTY if getattr(self, name).verdict == "worse"]
 
 
@@ -76,10 +78,11 @@ class Judged:
 class Facts:
     """What there is to say on the first screen. Recipes are given by their texts.
 
-    The recipe to use is the simplest of those that lower the loss by more than chance, are not
-    known to make calibration worse, and are not beaten by another of them. NLL may fall while
-    calibration gets worse, where a few rows that were given next to no probability (wrong labels,
-    as a rule) weigh more than all others.
+    The recipe to use is one of those that lower the loss by more than chance, are not known to
+    make calibration worse, and are not beaten by another of them: `auto` where it is among them,
+    since it chose without the scored rows, else the simplest. NLL may fall while calibration gets
+    worse, where a few rows that were given next to no probability (wrong labels, as a rule) weigh
+    more than all others.
 
     Attributes:
         kind: which way the network errs.
@@ -120,8 +123,9 @@ class Facts:
         def against(place: int, other: int, metric: str) -> str | None:
             return paired(comparison, place, other, metric).verdict
 
-        def costs(place: int) -> tuple[bool, tuple[int, int]]:
-            return against(place, 0, "accuracy") == "worse", complexity(comparison[place])
+        def costs(place: int) -> tuple[bool, bool, tuple[int, int]]:
+            row = comparison[place]
+            return not choice(row), against(place, 0, "accuracy") == "worse", complexity(row)
 
         def by(metric: str, places: Iterable[int]) -> list[int]:
             return sorted(places, key=lambda place: comparison[place].scores.metrics[metric])
@@ -169,7 +173,7 @@ class Facts:
                 self.lower, self.lower_nll = Judged(comparison, place), against(place, pick, "nll")
         self.alike, self.rivals, self.doubtful = map(texts, (alike, rivals, doubtful))
         self.beats = pick is not None and len(helped) > 1 + len(alike) + len(rivals)
-        self.spares = any(costs(one)[1] < costs(pick)[1] for one in rivals if pick is not None)
+        self.spares = any(costs(one)[2] < costs(pick)[2] for one in rivals if pick is not None)
 
 
 def contest(
@@ -191,6 +195,12 @@ def contest(
     alike = tuple(place for place in among if place == best or _same(found[place]))
     tied = tuple(place for place in among if place in alike or found[place].verdict != "worse")
     return alike, tied
+
+
+def choice(row: Row) -> str:
+    """The recipe that `auto` chose; "" for any other recipe, and where it chose nothing."""
+    made = next((report.choice for report in row.reports), None)
+    return "" if made is None or FROM in row.recipe else str(made.values.get("recipe", ""))
 
 
 def complexity(row: Row) -> tuple[int, int]:

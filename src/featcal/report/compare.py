@@ -42,7 +42,7 @@ from featcal.report.tables import markdown
 from featcal.version import __version__
 
 NONE = "none"  # the recipe that leaves the network as it is
-DEFAULT_RECIPES = (NONE, "temperature", "clip", "clip | temperature")
+DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
 RESAMPLES = 1000
 
 
@@ -141,6 +141,12 @@ def compare(
     }
     against = tuple(None if index == base else base for index in range(len(rows)))
     return Comparison(tuple(rows), against, settings)
+
+
+def usual_recipes(*, features: bool) -> tuple[str, ...]:
+    """The recipes that are compared where none are named: those that can be, with what there is."""
+    every = zip(DEFAULT_RECIPES, parse_all(DEFAULT_RECIPES), strict=True)
+    return tuple(text for text, one in every if features or one is None or not one.needs_features)
 
 
 def parse_all(recipes: Sequence[str]) -> list[Calibrator | None]:
@@ -323,7 +329,8 @@ class Fits:
         with warnings.catch_warnings():  # the reports keep them
             warnings.simplefilter("ignore", CalibrationWarning)
             if not share or not isinstance(self.head, nn.Module):
-                return recipe.fit(self.data, self.head, mode=self.mode, train=self.train)
+                recipe.fit(self.data, self.head, mode=self.mode, train=self.train)
+                return recipe.outcome()
             if repr(first) not in self._begun:
                 first.fit(self.data, self.head, mode=self.mode, train=self.train)
                 wrapped = first.wrap(self.head)

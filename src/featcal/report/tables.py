@@ -125,7 +125,8 @@ def step_text(*steps: StepReport) -> str:
     idle = f"{steps[0].name}: no-op"
     if not acting:
         return idle
-    told = list(_named_values(acting))
+    recipes = dict.fromkeys(step.values["recipe"] for step in acting if "recipe" in step.values)
+    told = [*([" or ".join(recipes)] if recipes else []), *_named_values(acting)]
     text = WITHIN.join([*told[:SHOWN], *(["..."] if len(told) > SHOWN else [])])
     if len(acting) < len(steps):
         return f"{text} ({idle} in {len(steps) - len(acting)} of {len(steps)} folds)".lstrip()

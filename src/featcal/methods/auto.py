@@ -1,0 +1,233 @@
+"""featcal's own answer: `sample`, unless rows left out of the fit say otherwise.
+
+A short list of recipes is fitted without one fold of the rows at a time and judged on that fold, so
+that every row is judged by fits that have not seen it. `sample` is what does best on nearly every
+network and falls back to one temperature by itself, so the burden of proof is on the others:
+another recipe takes its place where it is better beyond chance, and nothing is done where the
+network as it is does as well. What is used is then fitted to all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from featcal.core import dist
+from featcal.core.batch import Batch, Head, Through, joined, stored_logits, unchecked
+from featcal.core.calibrator import Calibrator
+from featcal.core.checks import InputError, check_choice, check_flags
+from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, accuracy, after, nll, run_steps
+from featcal.core.progress import calm, track
+from featcal.core.sample import row_hash
+from featcal.core.text import parse
+from featcal.methods.temperature import Temperature
+
+NONE = "none"
+FIRST = "sample"
+OTHERS = ("temperature", "ensemble", "clip | sample", "spline", "isotonic", "svs", "sample | svs")
+BEYOND = 2.0  # standard errors by which another recipe must be better
+FOLDS = 5
+GROUPS = 50  # of rows, each left out once to see by how much a difference might be another
+SAMPLE = 2**13  # rows, about, that recipes are judged on
+LOGITS = 2**21  # of them, at most, so that many classes take no longer
+PER_CLASS = 5  # rows; with fewer a method that keeps numbers for each class is not tried
+
+
+@final
+class Auto(Calibrator):
+    """`sample`, or what is better beyond chance on rows left out of its fit; or nothing.
+
+    Args:
+        keep_predictions: try only what changes no prediction.
+        metric: what recipes are judged by on the rows left out: "nll", "brier" or "ece".
+    """
+
+    name = "auto"
+    title = "automatic choice"
+    symbols: ClassVar[dict[str, str]] = {"temperature": "T", "threshold": "c"}
+    takes_features = True
+    alone = True
+
+    def __init__(self, *, keep_predictions: bool = False, metric: str = "nll") -> None:
+        super().__init__()
+        check_flags(self.name, keep_predictions=keep_predictions)
+        check_choice(self.name, "metric", metric, list(CRITERIA))
+        self.keep_predictions, self.metric = keep_predictions, metric
+        self.choice: Calibrator = Temperature()  # fresh, so that it changes nothing
+
+    @property
+    def needs_features(self) -> bool:  # type: ignore[override]
+        """Whether what was chosen does."""
+        return self.choice.needs_features
+
+    @property
+    def keeps_accuracy(self) -> bool:  # type: ignore[override]
+        """Whether what was chosen does."""
+        return self.choice.keeps_accuracy
+
+    def outcome(self) -> Calibrator:
+        """What was chosen, with the report of the choice."""
+        self.choice.report = self.report
+        return self.choice
+
+    def forward(self, features: Tensor, head: Head) -> Tensor:
+        """The logits of what was chosen."""
+        return self.choice(features, head)  # type: ignore[no-any-return]
+
+    def reset(self) -> Auto:
+        """Forgets what was chosen."""
+        self.choice = Temperature().to(next(self.choice.buffers()).device)
+        return self
+
+    def learn(self, problem: Problem) -> list[StepReport]:
+        """Judges the recipes fold by fold and fits the one to use to all rows."""
+        self.reset()
+        facts, before = problem.facts, problem.loss_before()
+        first = FIRST if problem.loss is nll else "temperature"  # which takes any loss
+        names = [NONE, first]
+        for name in OTHERS[first != FIRST :]:
+            step = parse(name)
+            fed = not step.needs_features or (problem.head is not None and facts.width > 0)
+            kept = step.keeps_accuracy or not self.keep_predictions
+            many = "svs" not in name or facts.rows >= PER_CLASS * facts.classes
+            names += [name] if fed and kept and many else []
+        with calm(0):  # thousands of small sums
+            table = judged(names, problem, CRITERIA[self.metric])
+        details: dict[str, Any] = {"metric": self.metric, "choice": [asdict(row) for row in table]}
+        metric, use = self.metric.upper(), to_use(table) if table else None
+        if use is None or use is table[0]:
+            message = f"nothing: no recipe is known to lower {metric} on rows left out of its fit"
+            if use is None:
+                message = "nothing: there are too few rows to choose a recipe by"
+            return [StepReport(self.name, {}, True, before, before, True, message, "", details)]
+        self.choice = parse(use.recipe).to(facts.device)
+        steps = run_steps(self.choice.steps_in_order(), problem, "joint")
+        values: dict[str, Any] = {"recipe": use.recipe}
+        for told in reversed(steps):  # where two steps have a value of one name, the first tells
+            values |= told.values
+        settled = all(step.converged for step in steps)
+        message = (
+            f"{use.recipe}: on rows left out of its fit {metric} is {use.value:.4f}, and "
+            f"{table[0].value:.4f} as it is"
+        )
+        now, idle = steps[-1].loss_after, all(step.noop for step in steps)
+        details["steps"] = [step.as_json() for step in steps]
+        warning = " ".join(filter(None, (step.warning for step in steps)))
+        return [
+            StepReport(self.name, values, idle, before, now, settled, message, warning, details)
+        ]
+
+
+@final
+@dataclass(frozen=True)
+class Judged:
+    """A recipe on rows left out of its fit.
+
+    Attributes:
+        recipe: its text.
+        value: of the metric.
+        difference: from that of `sample`; below 0 where it is better.
+        error: the standard error of the difference, from groups of rows left out in turn.
+        accuracy: of its predictions.
+    """
+
+    recipe: str
+    value: float
+    difference: float
+    error: float
+    accuracy: float
+
+
+def to_use(table: Sequence[Judged]) -> Judged:
+    """The recipe to use, of a table that begins with the network as it is and `sample`."""
+    raw, first, *_ = table
+    better = [row for row in table if row.difference < -BEYOND * row.error]
+    use = min(better, key=lambda row: row.value, default=first)
+    return use if use.value < raw.value else raw
+
+
+def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]:
+    """Each recipe on rows left out of its fit; none where a fold would have no rows.
+
+    The first two are the network as it is and the recipe that the others are compared with. One
+    that refuses the problem is left out.
+    """
+    rows, group = sampled(problem)
+    sums = torch.zeros(len(names), GROUPS, metric.size + 1, dtype=torch.float64)
+    count = dist.total(torch.bincount(group, minlength=GROUPS).double().cpu())
+    if not bool(count.view(-1, FOLDS).sum(0).all()):
+        return []
+    refused: set[int] = set()
+    for fold in track("choosing a recipe", range(FOLDS)):
+        held = group % FOLDS == fold
+        seen, unseen = (part_of(problem, rows.rows(part)) for part in (~held, held))
+        groups = group[held]
+        for place, name in enumerate(names):
+            data: Through = unseen.data
+            if name != NONE:
+                step = parse(name).to(problem.facts.device)
+                try:
+                    run_steps(step.steps_in_order(), seen, "joint")
+                except InputError:
+                    refused.add(place)
+                    continue
+                data = after(unseen, step).data
+            (batch,) = data
+            for one in range(fold, GROUPS, FOLDS):
+                part = batch.rows(groups == one)
+                logits = stored_logits(part)
+                sums[place, one, :-1] += metric(logits, part).cpu()
+                sums[place, one, -1] += accuracy(logits, part).cpu()[0]
+    sums, rows_in = dist.total(sums), float(count.sum())
+    kept = [place for place in range(len(names)) if place not in refused]
+    whole = [metric.value(sums[place, :, :-1].sum(0), rows_in) for place in kept]
+    without = torch.tensor(  # (recipes, groups): the metric once each group is left out
+        [
+            [
+                metric.value(
+                    (sums[place].sum(0) - sums[place, one])[:-1], rows_in - float(count[one])
+                )
+                for one in range(GROUPS)
+            ]
+            for place in kept
+        ],
+        dtype=torch.float64,
+    )
+    apart = without - without[1]  # from `sample`
+    spread = (apart - apart.mean(1, keepdim=True)).square().sum(1)
+    errors = (spread * (GROUPS - 1) / GROUPS).sqrt().tolist()
+    right = (sums[:, :, -1].sum(1) / rows_in).tolist()
+    return [
+        Judged(names[place], value, value - whole[1], error, right[place])
+        for place, value, error in zip(kept, whole, errors, strict=True)
+    ]
+
+
+def sampled(problem: Problem) -> tuple[Batch, Tensor]:
+    """The rows to judge by and the group of each, both by a hash of the logits.
+
+    No more than a share of many rows is taken, so that they fit into memory.
+    """
+    facts = problem.facts
+    share = -(-facts.rows // min(SAMPLE, max(LOGITS // facts.classes, 1)))
+    parts, groups = [], []
+    for batch in problem.data:
+        group = row_hash(stored_logits(batch).bfloat16()) * (GROUPS * share) >> 32
+        parts.append(batch.rows(group < GROUPS))
+        groups.append(group[group < GROUPS])
+    if not parts:  # a process without rows
+        empty = torch.zeros(0, 1, device=facts.device)
+        labels, logits = empty[:, 0].long(), empty.expand(0, facts.classes)
+        return unchecked(logits, labels, empty.expand(0, facts.width)), labels
+    return joined(parts), torch.cat(groups)
+
+
+def part_of(problem: Problem, rows: Batch) -> Problem:
+    """The same problem with some of its rows alone."""
+    facts = replace(problem.facts, rows=int(dist.total(torch.tensor(len(rows)))))
+    data = Through([rows], stored_logits)
+    return replace(problem, source=[rows], data=data, facts=facts, before=None)
