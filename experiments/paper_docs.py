@@ -3,7 +3,7 @@
     python experiments/paper_docs.py
 
 Writes the tables of docs/reproduction.md (from results/reproduction.json and
-results/published.json), those of docs/training-results.md and its two pictures (from
+results/published.json), those of docs/training-results.md, three pictures (from
 results/published.json), and the table of training in docs/benchmarks.md (from
 results/bench-train.json).
 """
@@ -14,6 +14,7 @@ from statistics import fmean, median
 
 from paper_claims import beyond, claims_text
 from paper_tables import (
+    CE,
     MATCHED,
     PAPER_LOSSES,
     RECIPES,
@@ -226,6 +227,36 @@ def draw_losses(found, path):
         figure.savefig(path, metadata=METADATA["svg"])
 
 
+def draw_features(found, path):
+    """Histograms of the features of confident wrong and right rows, a panel for each network."""
+    from matplotlib.figure import Figure
+
+    some = [
+        (one, run) for one in found for run in one.runs if (one.loss, run["seed"]) == (CE, SEED)
+    ]
+    columns = min(len(some), 3)
+    lines = -(-len(some) // columns)
+    with own_style():
+        figure = Figure(figsize=(8.4, 0.5 + 1.9 * lines), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False).flat
+        for (one, run), ax in zip(some, panels, strict=False):
+            values = one.results()[one.runs.index(run)]["values_0.9"]
+            for group, label, hue in (("hce", "wrong", VERMILLION), ("lce", "right", BLUE)):
+                edges, count = values["edges"], values["values"][group]
+                density = [n / count / (edges[1] - edges[0]) for n in values["counts"][group]]
+                sigma = values["fits"][group]["sigma"]
+                told = f"{label}, sigma {sigma:.2f}"
+                ax.stairs(density, edges, color=hue, label=told, linewidth=1.1)
+            ax.set_yscale("log")
+            ax.set_xlabel("feature")
+            ax.legend(frameon=False, fontsize=TEXT)
+            ax.spines[["top", "right"]].set_visible(False)
+            ax.set_title(one.name, loc="left", size=TEXT + 1, weight="bold")
+        for ax in panels:  # those left over
+            ax.remove()
+        figure.savefig(path, metadata=METADATA["svg"])
+
+
 def draw_epochs(found, path):
     """How the same network learned with each loss."""
     learned = {
@@ -284,6 +315,7 @@ def main():
         print(f"Wrote the tables of {page}")
     found = networks(read_published())
     draw_losses(found, IMAGES / "training-losses.svg")
+    draw_features(found, IMAGES / "published-features.svg")
     draw_epochs(found, IMAGES / "training-epochs.svg")
     print(f"Wrote the pictures of training in {IMAGES}")
 

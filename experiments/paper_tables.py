@@ -251,7 +251,7 @@ def threshold(row):
 # `replays` are cells of the paper computed again from its own logits, `packs` the paper's recipes
 # on other networks, `beside` small tables of ours that belong to one of the paper's.
 
-PACK_METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "accuracy": "accuracy"}
+METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "nll": "NLL", "accuracy": "accuracy"}
 WITHOUT_PACKS = ("train-time", "layers")  # packs have no other losses and no other layers
 
 
@@ -300,7 +300,7 @@ def small(results, table):
 
 def packs_of(results, table):
     """The packs that stand beside a table."""
-    if table.metric not in PACK_METRICS or table.name in WITHOUT_PACKS:
+    if table.metric not in METRICS or table.name in WITHOUT_PACKS:
         return []
     return [p for p in results["packs"] if table.name != "vit" or "vit" in p["name"]]
 
@@ -321,7 +321,7 @@ def pack_table(pack, metric):
         how = "; clip is a no-op" if c is None else f"; clip at c = {c:.3g}"
     title = (
         f"{pack['name']}, another network ({pack['dataset']}, {pack['model']}): "
-        f"{PACK_METRICS[metric]} in percent on {pack['rows']['test']:,} test rows{how}"
+        f"{METRICS[metric]} in percent on {pack['rows']['test']:,} test rows{how}"
     )
     headings = ("", "base", "after clip", "jointly with clip")
     return Table(title, headings, tuple(rows), (ARROWS,))
@@ -378,11 +378,13 @@ WORDS = {
     **{"lr": "learning rate", "schedule": "rate by", "augment": "images shifted and mirrored"},
     "clip_norm": "gradient norm at most",
 }
-METRICS = {"ece": "ECE", "adaptive_ece": "adaptive ECE", "nll": "NLL", "accuracy": "accuracy"}
-BESIDE = {"train-time": "ece", "ece-posthoc": "ece", "adaece-posthoc": "adaptive_ece"}
-BESIDE["accuracy"] = "accuracy"
 BESIDE_PAPER = "Our networks, trained as the paper's, beside them"
-BY_NETWORK, BY_LAYER, ENTROPY = ("train-time", "accuracy", "adaece-posthoc"), "layers", "entropy"
+BY_NETWORK = {  # what every run is shown by, beside a table
+    "train-time": ("ece", "nll"),
+    "accuracy": ("accuracy",),
+    "adaece-posthoc": ("adaptive_ece",),
+}
+POSTHOC, BY_LAYER, ENTROPY = ("ece-posthoc", "adaece-posthoc"), "layers", "entropy"
 
 
 @dataclass(frozen=True)
@@ -636,17 +638,15 @@ def layers_of(published, short):
 def trained_tables(published, layers, table):
     """Everything of our own training that belongs beside a table."""
     found = networks(published)
+    ce = [one for one in found if one.loss == CE]
     if table.name == BY_LAYER:
         return [layer_table(entry) for entry in layers]
     if table.name == ENTROPY:
-        return [entropy_table([one for one in found if one.loss == CE])]
-    metric = BESIDE.get(table.name)
-    if metric is None:
+        return [entropy_table(ce)]
+    if table.name not in (*BY_NETWORK, *POSTHOC):
         return []
-    if table.name.endswith("posthoc"):
-        found = [one for one in found if one.loss == CE]
-    more = ["nll"] if table.name == "train-time" else []
-    return [side_by_side(found, metric), *(every_run(found, m) for m in (metric, *more))]
+    side = side_by_side(ce if table.name in POSTHOC else found, table.metric)
+    return [side, *(every_run(found, metric) for metric in BY_NETWORK.get(table.name, ()))]
 
 
 def trained_values(published, layers, table):

@@ -312,6 +312,7 @@ def image_part(dataset, networks):
     count = f"{len(found)} networks" if len(found) > 1 else "a network"
     first, sets = found[0], len(found) * len(KINDS) * len(STRENGTHS)
     rows = first["rows"]
+    assert all(n["rows"] == rows for n in found), f"{dataset}: networks were scored on other rows"
     unfinished = [
         f" `{name}` had {n['epochs']['done']} of {n['epochs']['of']} epochs."
         for name, n in networks.items()
@@ -337,7 +338,7 @@ def image_part(dataset, networks):
 
 def scope_part(results):
     """Questions out of scope: how sure each recipe is of them, means over the seeds of a head."""
-    rows, cases = [], [c for c in results["cases"] if "scope" in c["recipes"][0]]
+    rows, stories, cases = [], [], [c for c in results["cases"] if "scope" in c["recipes"][0]]
     for kind, title in (("mlp", "one hidden layer"), ("linear", "linear")):
         same = [case for case in cases if case["head"] == kind]
         found = [{(r["recipe"], r["mode"]): r for r in case["recipes"]} for case in same]
@@ -352,17 +353,26 @@ def scope_part(results):
             ]
             order = [scope["auroc"] for scope in every]
             nll = fmean(recipes[key]["metrics"]["nll"] for recipes in found)
+            if key[0] in (BASE, "sample"):
+                stories.append((title, nll, fmean(order), means[-1]))
             told = (f"{nll:.4f}", *(f"{mean:.1f}" for mean in means), f"{fmean(order):.4f}")
             rows.append((title, f"`{key[0]}`", *told, f"{min(order):.4f} to {max(order):.4f}"))
     of = [f"{part}, {what}" for part in ("in scope", "out of scope") for what in ("mean", "> 0.9")]
     headings = ("head", "recipe", "NLL in scope", *of, "AUROC", "over seeds")
+    compared = "; ".join(
+        f"{was[0]}: NLL in scope {was[1]:.4f} and {now[1]:.4f}, AUROC {was[2]:.4f} and "
+        f"{now[2]:.4f}, out of scope above 0.9 {was[3]:.1f} % and {now[3]:.1f} %"
+        for was, now in zip(stories[::2], stories[1::2], strict=True)
+    )
     seeds, sizes = len({case["seed"] for case in cases}), results["sets"]["clinc150"]
     return (
         f"**clinc150**, heads on a frozen sentence encoder ([example](examples.md)), fitted on "
         f"{sizes['rows']['val']:,} questions in scope and asked {sizes['rows']['test']:,} others "
         f"in scope and {sizes['out_of_scope']:,} that no intent covers. Confidence in percent, its "
         f"mean and the share above 0.9; AUROC is how well it tells the two kinds apart; means over "
-        f"{seeds} seeds.\n\n" + grid(headings, rows, words=2)
+        f"{seeds} seeds.\n\n" + grid(headings, rows, words=2) + "\n\n"
+        f"What fits questions in scope best is surer of the others too: `{BASE}` and `sample`, "
+        f"{compared}. Calibration in scope is no guard against what lies outside."
     )
 
 

@@ -47,7 +47,7 @@ from featcal.train.recipe import EPOCHS, steps_of
 from featcal.train.run_folder import KEY
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "published.json"
-# Each beside what it adds to, the last of them fitted jointly.
+# The recipes, each beside what it adds to; one is fitted jointly as well.
 AGAINST = {
     **{"none": None, "temperature": "none", "clip": "none", "clip | temperature": "temperature"},
     **{"sample": "temperature", "clip | sample": "sample"},
@@ -167,7 +167,8 @@ def told(row):
     """A row with the intervals people ask for, and without what differs from run to run."""
     for key in ("intervals", "differences"):
         row[key] = {name: row[key][name] for name in WITH_INTERVALS} if row[key] else {}
-    row.pop("seconds", None)
+    for part in filter(None, (row, row["fit"], *(row["fit"] or {"steps": []})["steps"])):
+        part.pop("seconds", None)
     return row
 
 
@@ -178,25 +179,21 @@ def compared(val, test, head):
     return [*steps.rows, *joint.rows]
 
 
-def beside(rows, others):
-    """The rows as JSON, each with its paired differences from the row of the same place."""
-    found = [row for row in others if row is not None]
-    against = [None if row is None else found.index(row) for row in others]
-    pairs = Comparison((*found, *rows), (*[None] * len(found), *against))
-    return [told(row) for row in pairs.as_json()["rows"][len(found) :]]
-
-
-def judged_rows(rows, joint):
+def judged_rows(rows, joint=None):
     """Every row beside what it adds to, and the pairs that are asked for besides."""
-    named = {row.recipe: row for row in rows if row is not joint}
-    others = [named.get(BESIDE_JOINT if r is joint else AGAINST[r.recipe]) for r in rows]
+    place = {row.recipe: index for index, row in enumerate(rows) if row is not joint}
+
+    def beside(others):
+        against = (BESIDE_JOINT if row is joint else others.get(row.recipe) for row in rows)
+        found = Comparison(tuple(rows), tuple(map(place.get, against)))
+        return list(map(told, found.as_json()["rows"]))
+
     modes = ("joint" if row is joint else "sequential" for row in rows)
-    values = map(fitted_values, rows)
-    told_rows = zip(modes, values, beside(rows, others), strict=True)
-    pairs = beside([named[r] for r in PAIRS], [named[r] for r in PAIRS.values()])
+    told_rows = zip(modes, map(fitted_values, rows), beside(AGAINST), strict=True)
+    pairs = beside(PAIRS)
     return {
         "rows": [{"mode": mode, "values": some, **row} for mode, some, row in told_rows],
-        "pairs": {row["recipe"]: row["differences"] for row in pairs},
+        "pairs": {recipe: pairs[place[recipe]]["differences"] for recipe in PAIRS},
     }
 
 
@@ -266,7 +263,7 @@ def judged(training, facts):
         with torch.no_grad():
             after = clip(whole(test, "features"), head)
         results[norm] = {
-            **judged_rows(rows, rows[-1]),
+            **judged_rows(rows, joint=rows[-1]),
             "entropy": mean_entropies(logits, after, labels),
             **premises(test, clip, head),
         }
@@ -429,6 +426,16 @@ def together(runs, options):
 TINY = 2.0**-12  # of logits among features
 
 
+def kept(arrays, part, key):
+    return torch.from_numpy(arrays[f"{part}_{key}"]).double()
+
+
+def rows_of(arrays, part, key):
+    """Rows with the logits or the features that were kept."""
+    labels, values = kept(arrays, part, "labels").long(), kept(arrays, part, key).float()
+    return Batch(None, labels, values) if key == "features" else Batch(values, labels)
+
+
 def stand_in(arrays, part, width):
     """Rows with the logits that were kept, and with features of the lengths that were.
 
@@ -436,48 +443,33 @@ def stand_in(arrays, part, width):
     the logits in front, made tiny; one larger value and `width` equal ones bring both sums to those
     of the network's own.
     """
-    logits = torch.from_numpy(arrays[f"{part}_logits"]).double()
-    small = TINY * logits
-    total = torch.from_numpy(arrays[f"{part}_l1"]).double() - small.abs().sum(1)
-    square = torch.from_numpy(arrays[f"{part}_l2"]).double().square() - small.square().sum(1)
+    small = TINY * kept(arrays, part, "logits")
+    total = kept(arrays, part, "l1") - small.abs().sum(1)
+    square = kept(arrays, part, "l2").square() - small.square().sum(1)
     mean = total / (width + 1)
     spread = (square - total * mean).clamp(min=0).sqrt()
     large = mean + spread * math.sqrt(width / (width + 1))
     rest = mean - spread / math.sqrt(width * (width + 1))
     features = torch.cat([small, large[:, None], rest[:, None].expand(-1, width)], 1).float()
-    return Batch(None, torch.from_numpy(arrays[f"{part}_labels"]).long(), features)
+    return Batch(None, kept(arrays, part, "labels").long(), features)
+
+
+def head_of(weight, bias):
+    head = nn.Linear(*weight.shape[::-1])
+    head.load_state_dict({"weight": weight, "bias": bias})
+    return head
 
 
 def stand_in_head(classes, width):
     """Reads the logits in front."""
-    head = nn.Linear(classes + width + 1, classes)
-    with torch.no_grad():
-        head.weight.zero_()[:, :classes] = torch.eye(classes) / TINY
-        head.bias.zero_()
-    return head
-
-
-def own_rows(arrays, part):
-    features = torch.from_numpy(arrays[f"{part}_features"]).float()
-    return Batch(None, torch.from_numpy(arrays[f"{part}_labels"]).long(), features)
-
-
-def own_head(arrays):
-    head = nn.Linear(*arrays["weight"].shape[::-1])
-    head.load_state_dict({key: torch.from_numpy(arrays[key]) for key in ("weight", "bias")})
-    return head
-
-
-def clipped_rows(arrays, part):
-    logits = torch.from_numpy(arrays[f"{part}_clipped"]).float()
-    return Batch(logits, torch.from_numpy(arrays[f"{part}_labels"]).long())
+    weight = torch.eye(classes, classes + width + 1) / TINY
+    return head_of(weight, torch.zeros(classes))
 
 
 def mean_features(arrays, part, width):
     """The mean |feature| of confident wrong and right rows, and its difference's 95 % interval."""
-    logits = torch.from_numpy(arrays[f"{part}_logits"]).double()
-    labels = torch.from_numpy(arrays[f"{part}_labels"]).long()
-    mean = torch.from_numpy(arrays[f"{part}_l1"]).double() / width
+    logits, labels = kept(arrays, part, "logits"), kept(arrays, part, "labels")
+    mean = kept(arrays, part, "l1") / width
     sure, right = logits.softmax(1).amax(1) > CONFIDENT[0], logits.argmax(1) == labels
     groups = mean[sure & ~right], mean[sure & right]
     error = math.sqrt(sum(float(group.var()) / len(group) for group in groups))
@@ -497,25 +489,24 @@ def completed(run, folder):
     run = {**run, "results": {n: {**run["results"][n], key: means[n]} for n in means}}
     if all("pairs" in result for result in run["results"].values()):
         return run
+    parts = ("val", *(f"test_{norm}" for norm in run["results"]))
     if path.exists():
-        pack = np.load(path)
-        head, recipes, rows_of = own_head(pack), ("sample", "clip | sample"), own_rows
+        pack, recipes = np.load(path), ("sample", "clip | sample")
+        head = head_of(*(torch.from_numpy(pack[key]) for key in ("weight", "bias")))
+        data = {part: rows_of(pack, part, "features") for part in parts}
     else:
-        pack, recipes = arrays, ("sample",)
-        head = stand_in_head(run["classes"], run["features"])
-
-        def rows_of(arrays, part):
-            return stand_in(arrays, part, run["features"])
-
-    val, clipped = rows_of(pack, "val"), clipped_rows(arrays, "val")
+        recipes, width = ("sample",), run["features"]
+        head = stand_in_head(run["classes"], width)
+        data = {part: stand_in(arrays, part, width) for part in parts}
+    clipped = {part: rows_of(arrays, part, "clipped") for part in parts}
     results = {}
     for norm, result in run["results"].items():
-        test, after = rows_of(pack, f"test_{norm}"), clipped_rows(arrays, f"test_{norm}")
-        rows = list(compare(val, test, ["temperature", *recipes], head, **HOW))
-        twice = compare(clipped, after, ["none", "temperature"], **HOW)
+        test = f"test_{norm}"
+        rows = list(compare(data["val"], data[test], ["temperature", *recipes], head, **HOW))
+        twice = compare(clipped["val"], clipped[test], ["none", "temperature"], **HOW)
         names = ("clip", "clip | temperature")
         rows += [replace(row, recipe=name) for row, name in zip(twice, names, strict=True)]
-        found = judged_rows(rows, None)
+        found = judged_rows(rows)
         new = [row for row in found["rows"] if row["recipe"] in recipes]
         results[norm] = {**result, "rows": [*result["rows"], *new], "pairs": found["pairs"]}
     return {**run, "results": results}

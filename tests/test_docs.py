@@ -46,6 +46,8 @@ def test_tables_are_those_of_their_result_files():
         bench = script(ROOT / "bench" / f"{name}.py")
         shown = between(bench.DOCS.read_text(), bench.START, bench.END)
         assert shown == bench.table(results(f"bench-{name}")["rows"])
+    clips = script(ROOT / "experiments" / "clips.py")
+    assert between(clips.DOCS.read_text(), clips.START, clips.END) == clips.tables(results("clips"))
     peers = script(ROOT / "bench" / "peers.py")
     for name, table in peers.tables(results("bench-peers")).items():
         assert between(peers.DOCS.read_text(), *peers.markers(name)) == table

@@ -114,6 +114,11 @@ def test_what_the_page_says_of_questions_out_of_scope_is_so():
     (isotonic,) = (row for row in wide["recipes"] if row["recipe"] == "isotonic")
     assert isotonic["scope"]["change"]["verdict"] == "undecided"
     assert isotonic["differences"]["ece"]["verdict"] == "better"
+    rows = {row["recipe"]: row for row in wide["recipes"] if row["mode"] == "sequential"}
+    lowest = min(wide["recipes"], key=lambda row: row["metrics"]["nll"])
+    assert lowest is rows["sample"]
+    gains = [rows[recipe]["scope"]["change"]["delta"] for recipe in ("sample", "temperature")]
+    assert 0 < gains[0] < gains[1]
     for case in cases:  # and so it is for every seed
         if (case["set"], case["head"]) == ("clinc150", "mlp"):
             none, temperature, *_ = (row["scope"]["auroc"] for row in case["recipes"])

@@ -194,3 +194,15 @@ def test_a_run_under_way_is_read_from_its_checkpoint(tmp_path):
 def test_the_page_shows_the_result_files():
     page = shift.PAGE.read_text()
     assert shift.filled(page, shift.page_part(*shift.read())) == page
+
+
+def test_what_the_page_says_of_questions_out_of_scope_is_so():
+    for case in shift.read()[1]["cases"]:
+        if case["set"] != "clinc150":
+            continue
+        rows = {row["recipe"]: row for row in case["recipes"] if row["mode"] == "sequential"}
+        one, ours = rows["temperature"], rows["sample"]
+        assert ours["metrics"]["nll"] < one["metrics"]["nll"]
+        assert ours["scope"]["auroc"] < one["scope"]["auroc"]
+        sure = [row["scope"]["out_of_scope"]["above"]["0.9"] for row in (one, ours)]
+        assert sure[0] < sure[1]

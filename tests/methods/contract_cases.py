@@ -14,6 +14,7 @@ PIPELINES = [
     ("clip | temperature", "joint"),
     ("clip | temperature", "sequential"),
     ("clip(min_accuracy=0.99) | temperature", "joint"),
+    ("norm_clip | temperature", "joint"),
     ("clip | group(partitions=3, features='clipped')", "sequential"),
     ("temperature | isotonic", "sequential"),
 ]

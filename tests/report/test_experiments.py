@@ -233,11 +233,6 @@ def test_the_claims_are_what_the_networks_say(imported, published, layout):
     assert (claims[tail].mark, claims[entropy].mark) == ("reversed", "reproduced")
     beside = claims["A clip does better than a temperature in most cases, by ECE"]
     assert {1, -1} <= set(beside.signs)  # it depends on the network
-    for run in published["runs"]:  # sample has the lower NLL
-        result = run["results"]["matched"]
-        row = next(r for r in result["rows"] if r["recipe"] == "sample")
-        for found in (row["differences"], result["pairs"]["sample"]):
-            assert found["nll"]["delta"] < 0
     (first,) = [run for run in ce if run["name"] == "cifar100-wrn16x4-ce-1"]
     curve = {epoch["epoch"]: epoch for epoch in first["curve"]}
     assert curve[150]["accuracy"] > curve[140]["accuracy"]

@@ -36,6 +36,7 @@ from featcal.heads.head import head_logits
 GAIN = 1e-7  # nats: a smaller gain over c = inf is rounding
 SAMPLE = 2**12  # rows that are scanned; more tell a scan nothing new
 LOWEST = 100.0  # how far below the typical norm thresholds are tried
+POINTS = 21  # of the scan
 
 
 @final
@@ -130,15 +131,16 @@ def search(problem: Problem, score: Callable[[float], float], norms: Tensor) -> 
     # Below every norm all rows are of one length, and a later temperature undoes what c does.
     low = max(typical / LOWEST, 0.0 if problem.then is None else 0.9 * float(norms.min()))
     if len(norms) <= SAMPLE:
-        found = minimize_log(score, low, top)
+        found = minimize_log(score, low, top, points=POINTS)
         return Point(math.log(found.at), found.score), found.converged
     facts = problem.facts
     part = hashed_sample(
         problem.data, SAMPLE, width=facts.width, classes=facts.classes, device=facts.device
     )
     few = replace(problem, source=[part], data=Through([part], stored_logits))
-    start = math.log(minimize_log(scored(few, [norms_of(features_of(part))]), low, top).at)
-    walk = Walk(math.log(low), math.log(top), evaluations=20, tolerance=1e-9)
+    rough = scored(few, [norms_of(features_of(part))])
+    start = math.log(minimize_log(rough, low, top, points=POINTS).at)
+    walk = Walk(math.log(low), math.log(top), evaluations=20, tolerance=1e-8)
     points, settled = refine(
         lambda u: score(math.exp(u)), [Point(start, score(math.exp(start)))], walk
     )
