@@ -6,8 +6,6 @@
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
-#   make grid DATA=folder   trains the paper's losses on our own networks and fills its tables (needs a GPU);
-#                   the folder holds cifar10/ and cifar100/, see docs/datasets.md
 #   make study      every recipe on every pack, 20 resplits: docs/research.md (hours on two cores, 20 minutes on 16);
 #                   EXTRA=folder adds networks that are held out
 #   make published DATA=folder   trains the paper's networks as published and fills its tables (needs a GPU, and
@@ -28,9 +26,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce grid study coverage clean
-.PHONY: demo test lint bench figures examples reproduce published merge grid coverage clean
-.PHONY: demo test lint bench figures examples reproduce grid shift coverage clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -77,8 +73,10 @@ study: $(VENV)/.dev
 	$(BIN)/python experiments/study.py $(if $(EXTRA),--extra $(EXTRA))
 	$(BIN)/python experiments/study.py --speed
 	$(BIN)/python experiments/study_docs.py
+
 grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))
+
 shift: $(VENV)/.demo
 	$(BIN)/python experiments/shift.py --docs --run $(or $(RUN),$(error give a trained network: make shift RUN=folder DATA=folder)) \
 	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))

@@ -27,7 +27,7 @@ COLUMNS = [
     ("brier", "Brier", "{:.4f}"),
 ]
 RECIPES = {
-    "sequential": ["none", "temperature", "clip", "clip | temperature"],
+    "sequential": ["none", "auto", "temperature", "clip", "clip | temperature"],
     "joint": ["clip | temperature"],
 }
 
@@ -79,6 +79,7 @@ def fitted(fit):
     parts = []
     for step in fit["steps"]:
         values = [f"{names[k]} = {step[k]:.3f}" for k in names if step.get(k) is not None]
+        values = [f"`{step['recipe']}`", *values] if "recipe" in step else values
         parts.append(f"{step['name']}: no-op" if step["noop"] else ", ".join(values))
     return ", ".join(parts)
 

@@ -567,10 +567,10 @@ def every_run(found, metric):
     for one in found:
         for run in one.runs:
             for norm, result in run["results"].items():
-                which = f", {NORMALISED[norm]}" if len(run["results"]) > 1 else ""
+                which = " [p]" if norm == AS_PUBLISHED else ""
                 cells = (find(result["rows"], *fit) for fit in RECIPES.values())
                 told = (with_interval(row, metric) or MISSING for row in cells)
-                rows.append((f"{one}, seed {run['seed']}{which}", *told))
+                rows.append((f"{one} {run['seed']}{which}", *told))
     unit = "" if metric == "nll" else " in percent"
     title = f"Every run of ours: {METRICS[metric]}{unit} on test with its 95 % interval"
     beside = "none, clip | temperature, jointly and sample beside temperature, and the last beside"
@@ -580,9 +580,13 @@ def every_run(found, metric):
             f"Where the paired interval says so: temperature and clip beside {beside} sample.",
         ),
         ("intervals", "Over the test rows of one network; another seed gives another network."),
+        ("seed", "The number after the loss."),
     )
+    if any(row[0].endswith("[p]") for row in rows):
+        notes += (("p", "Test images normalised as the paper's; elsewhere as in training."),)
     if any(MISSING in row for row in rows):
-        notes += ((MISSING, "The features of this network were not kept."),)
+        told = "sample is from their lengths, and on CIFAR-100 from logits in half precision."
+        notes += ((MISSING, f"The features of this network were not kept: {told}"),)
     return Table(title, ("", *RECIPES), tuple(rows), notes)
 
 

@@ -23,7 +23,6 @@ from featcal.data.pack import demo_pack
 from featcal.metrics.columns import COLUMNS, USUAL, columns
 from featcal.report import tables
 from featcal.report.compare import (
-    DEFAULT_RECIPES,
     NONE,
     RESAMPLES,
     Comparison,
@@ -185,7 +184,7 @@ class Request(SimpleNamespace):
 def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and their types
     """Fit each RECIPE on val and score it on test, with 95 % intervals.
 
-    Without RECIPEs: none, temperature, clip, clip | temperature and auto. Pipelines are fitted
+    Without RECIPEs: none, auto, temperature, clip and clip | temperature. Pipelines are fitted
     step by step, as in the paper, unless --joint is given.
 
     Example: featcal compare my-pack none temperature "clip(min_accuracy=0.99) | temperature"
@@ -275,34 +274,39 @@ def demo(out: Path) -> app.Answer:
 
     check_packages()
     pack = demo_pack()
-    data = pack.split("val"), pack.split("test")
     with app.progress_bar():
-        how: dict[str, Any] = {"mode": "sequential", "resamples": 0}
-        found = run_comparison(*data, DEFAULT_RECIPES, pack.head, **how)
+        content = Content.of(pack, command="featcal demo")
+    rows = [replace(r, scores=replace(r.scores, replicates={})) for r in content.comparison]
+    settings = {**content.comparison.settings, "resamples": 0}
+    found = Comparison(
+        tuple(rows), (None,) * len(rows), settings
+    )  # without intervals, for a screen
     out.mkdir(parents=True, exist_ok=True)
     diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in found]
     pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
     page = out / "report.html"
-    with app.progress_bar():
-        content = Content.of(pack, command="featcal demo")
     with new_file(page, overwrite=True) as temporary:
         temporary.write_text(render(content), encoding="utf-8")
-    raw, n = found[0].scores.metrics, found[0].scores.n
-    by_ece, by_nll = (min(found, key=lambda row: row.scores.metrics[k]) for k in ("ece", "nll"))
-    best = by_ece.scores.metrics
+    by_name = {row.recipe: row.scores.metrics for row in found}
+    raw, own, paper = (by_name[recipe] for recipe in (NONE, "auto", "clip | temperature"))
+    (made,) = (report.choice for row in found for report in row.reports if report.choice)
     files = {"pictures": [str(path) for path in pictures], "report": str(page)}
     return {"rows": [row.as_json() for row in found], **files}, [
         f"A network ({pack.manifest.model}) trained on {pack.manifest.dataset} is "
-        f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of {n:,} "
-        "test images.",
-        f"Each recipe is fitted on {data[0].rows:,} other images and scored on the test images:",
+        f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of "
+        f"{found[0].scores.n:,} test images.",
+        f"Each recipe is fitted on {pack.split('val').rows:,} other images and scored on these:",
         *lines_of(found, [tables.comparison_block(found, columns(USUAL))])[1:],
-        f"Expected calibration error: {raw['ece']:.2%} before, {best['ece']:.2%} after "
-        f"{by_ece.recipe}; accuracy {raw['accuracy']:.2%} before, {best['accuracy']:.2%} after.",
-        f"The best likelihood (NLL) here is that of {by_nll.recipe}.",
+        f"featcal's own choice (auto) is {made.values.get('recipe', NONE)} here: expected "
+        f"calibration error {raw['ece']:.2%} before, {own['ece']:.2%} after; NLL {raw['nll']:.4f} "
+        f"before, {own['nll']:.4f} after; accuracy {raw['accuracy']:.2%} before, "
+        f"{own['accuracy']:.2%} after.",
+        f"The paper's clip, then a temperature: calibration error {paper['ece']:.2%}, NLL "
+        f"{paper['nll']:.4f}, accuracy {paper['accuracy']:.2%}.",
         *(f"Picture: {path}" for path in pictures),
         "Next, with your own network:\n"
         "  featcal pack import my-features.npz -o my-pack\n"
+        "  featcal fit my-pack auto -o cal.safetensors\n"
         "  featcal compare my-pack\n"
         f"or look into this one:\n  featcal pack info {shlex.quote(str(pack.path))}",
         f"Report, for a browser: {page}",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -48,6 +48,7 @@ class Auto(Calibrator):
 
     name = "auto"
     title = "automatic choice"
+    symbols: ClassVar[dict[str, str]] = {"temperature": "T", "threshold": "c"}
     takes_features = True
     alone = True
 
@@ -105,15 +106,17 @@ class Auto(Calibrator):
             return [StepReport(self.name, {}, True, before, before, True, message, "", details)]
         self.choice = parse(use.recipe).to(facts.device)
         steps = run_steps(self.choice.steps_in_order(), problem, "joint")
-        values = {"recipe": use.recipe, **{k: v for step in steps for k, v in step.values.items()}}
-        settled, told = all(step.converged for step in steps), [step.warning for step in steps]
+        values: dict[str, Any] = {"recipe": use.recipe}
+        for told in reversed(steps):  # where two steps have a value of one name, the first tells
+            values |= told.values
+        settled = all(step.converged for step in steps)
         message = (
             f"{use.recipe}: on rows left out of its fit {metric} is {use.value:.4f}, and "
             f"{table[0].value:.4f} as it is"
         )
         now, idle = steps[-1].loss_after, all(step.noop for step in steps)
         details["steps"] = [step.as_json() for step in steps]
-        warning = " ".join(filter(None, told))
+        warning = " ".join(filter(None, (step.warning for step in steps)))
         return [
             StepReport(self.name, values, idle, before, now, settled, message, warning, details)
         ]

@@ -42,7 +42,7 @@ from featcal.report.tables import markdown
 from featcal.version import __version__
 
 NONE = "none"  # the recipe that leaves the network as it is
-DEFAULT_RECIPES = (NONE, "temperature", "clip", "clip | temperature", "auto")
+DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
 RESAMPLES = 1000
 
 
