@@ -139,9 +139,9 @@ def cliques(ranks, difference):
 
 
 def friedman(study, packs, size, recipes, metric):
-    """The p-value of Friedman's test on each pack's mean over resplits."""
-    means = [[study.mean(pack, size, recipe, metric) for pack in packs] for recipe in recipes]
-    return float(stats.friedmanchisquare(*means).pvalue)
+    """The p-value of Friedman's test on the order that each pack's mean ranks give."""
+    ranks = [pack_ranks(study, pack, size, recipes, metric) for pack in packs]
+    return float(stats.friedmanchisquare(*np.transpose(ranks)).pvalue)
 
 
 def holm(values):
@@ -500,11 +500,12 @@ def scores(study, size):
         if not packs:
             continue
         nll = fmean(relative(study, pack, size, recipe)[0] for pack in packs)
-        differences = [
+        ece = fmean(paired(study, pack, size, recipe, BASE, "ece")[0] for pack in packs)
+        others = [
             fmean(study.mean(p, size, recipe, m) - study.mean(p, size, BASE, m) for p in packs)
-            for m in ("ece", "adaptive_ece", "brier", "accuracy")
+            for m in ("adaptive_ece", "brier", "accuracy")
         ]
-        texts = (f"{100 * value:+.2f}" for value in (nll, *differences))
+        texts = (f"{100 * value:+.2f}" for value in (nll, ece, *others))
         seconds = median(study.mean(pack, size, recipe, "seconds") for pack in packs)
         rows.append((name(recipe), str(len(packs)), *texts, f"{seconds:.2f}"))
     heads = ("NLL, %", "ECE", "adaptive ECE", "Brier", "accuracy")

@@ -154,6 +154,13 @@ def test_ranks_by_hand(docs):
         assert ranks[recipe] == (pytest.approx(rank), packs)
 
 
+def test_ranks_are_scipys_where_all_have_the_same_resplits(docs):
+    values = np.random.default_rng(0).integers(5, size=(6, 20)) / 10
+    study = docs.Study(made({"x": {str(recipe): row for recipe, row in enumerate(values)}}))
+    found = docs.pack_ranks(study, "x", 250, study.recipes, "nll")
+    assert found == pytest.approx(stats.rankdata(values, axis=0).mean(1))
+
+
 def test_the_critical_difference_is_that_of_the_published_table(docs):
     """Demšar (2006), table 5: q at 5 % for 2, 5 and 10 classifiers."""
     for recipes, q in ((2, 1.960), (5, 2.728), (10, 3.164)):
