@@ -87,9 +87,11 @@ def test_same_class_same_weights_better_probabilities(model, loader, recipe):
 
 
 def test_the_default_recipe_and_a_calibrator_as_recipe(model, loader):
-    by_default = featcal.calibrate(model, loader, mode="sequential")
-    assert repr(by_default.fc.calibrator) == "clip | temperature"
-    assert by_default.fc.calibrator.report.mode == "sequential"
+    by_default = featcal.calibrate(model, loader)
+    assert by_default.fc.calibrator.report.recipe == "auto"
+    by_name = featcal.calibrate(model, loader, "clip | temperature", mode="sequential")
+    assert repr(by_name.fc.calibrator) == "clip | temperature"
+    assert by_name.fc.calibrator.report.mode == "sequential"
     mine = Temperature()
     by_hand = featcal.calibrate(model, loader, mine)
     assert by_hand.fc.calibrator is mine
@@ -236,7 +238,7 @@ def test_the_loader_may_have_any_form(model, loader):
 
 def test_evaluate_scores_what_the_calibrated_model_gives(model, loader):
     x, y = blobs(1000, 3)
-    test, found = collect(model, [(x, y)]), featcal.calibrate(model, loader)
+    test, found = collect(model, [(x, y)]), featcal.calibrate(model, loader, "clip | temperature")
     calibrator = found.fc.calibrator
     scores = featcal.evaluate(test, calibrator, model.fc)
     assert scores.n == 1000

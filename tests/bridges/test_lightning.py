@@ -128,7 +128,7 @@ def test_a_run_ends_with_a_calibrated_copy(either, rows, tmp_path):
     assert isinstance(module.fc, nn.Linear)
     assert callback.model.body is module.body
 
-    same = featcal.calibrate(module, [(rows.x, rows.y)], mode="sequential")
+    same = featcal.calibrate(module, [(rows.x, rows.y)], "clip | temperature", mode="sequential")
     assert torch.allclose(same(rows.x), expected, atol=1e-5)
     again = featcal.load(path)
     assert all(map(torch.equal, again.buffers(), callback.calibrator.buffers()))

@@ -71,7 +71,7 @@ def test_the_terminal_says_what_the_first_screen_says(tmp_path):
     ]
     assert len(parts) > 7
     assert any("Only 80 rows" in caution for caution in body["summary"]["cautions"])
-    assert [row["recipe"] for row in body["recipes"]] == ["none", "temperature"]
+    assert [row["recipe"] for row in body["recipes"]] == ["none", "auto", "temperature"]
     assert "logits alone" in body["notes"][0]
     places = [text.index(" ".join(part.split())) for part in parts]
     assert places == sorted(places)

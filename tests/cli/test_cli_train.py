@@ -82,7 +82,7 @@ def test_what_people_read(whole):
         assert f"{shown[split]['nll']:.4f}" in row
     assert lines[-3:] == [
         "Next: featcal compare whole/pack",
-        '  or: featcal fit whole/pack "clip | temperature" -o cal.safetensors',
+        "  or: featcal fit whole/pack auto -o cal.safetensors",
         "  or: featcal history whole -o history.png",
     ]
     found = done("eval", folder / "pack", "--json").json["metrics"]
@@ -93,7 +93,7 @@ def test_what_people_read(whole):
 def test_what_to_type_next_can_be_typed_without_a_linear_layer(train_project):
     said = done(*words("bare", "--head", "2", network="train_nets:bare", epochs=1)).out
     *_, fit, look = (line.split(" or: ")[-1] for line in said.splitlines())
-    assert fit == "featcal fit bare/pack temperature -o cal.safetensors"
+    assert fit == "featcal fit bare/pack auto -o cal.safetensors"
     for line in (fit, look):
         done(*line.split()[1:])
     assert (train_project / "history.png").is_file()

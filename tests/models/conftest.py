@@ -38,4 +38,4 @@ def batches(case):
 @pytest.fixture
 def fitted(batches):
     """Calibrates such a model, each step for itself, which is the quicker way."""
-    return partial(calibrate, loader=batches, mode="sequential")
+    return partial(calibrate, loader=batches, recipe="clip | temperature", mode="sequential")

@@ -73,7 +73,12 @@ def bert():
     name = "BertForSequenceClassification"
     model, inputs = made(name), inputs_for(name)
     batches = batches_of(model, inputs)
-    return model, inputs, batches, calibrate(model, batches, mode="sequential")
+    return (
+        model,
+        inputs,
+        batches,
+        calibrate(model, batches, "clip | temperature", mode="sequential"),
+    )
 
 
 @pytest.mark.no_cover  # see whole_path

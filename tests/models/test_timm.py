@@ -46,7 +46,7 @@ def test_two_classifiers_of_which_the_mean_is_given_are_refused_with_the_candida
     model = made(DISTILLED, **VIT)
     labels = torch.zeros(ROWS, dtype=torch.long)
     with pytest.raises(InputError, match=r"no linear layer makes .*head \(6,\), head_dist \(6,\)"):
-        calibrate(model, [(images, labels)])
+        calibrate(model, [(images, labels)], "clip | temperature")
     with pytest.raises(InputError, match="several classifiers: pass head="):
         attach(model, Temperature())
 

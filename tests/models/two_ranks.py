@@ -37,7 +37,7 @@ def gap(found, expected):
 
 def refusal(model, batches):
     try:
-        calibrate(model, batches)
+        calibrate(model, batches, "clip | temperature")
     except InputError as error:
         return str(error)
     return "not refused"
@@ -119,7 +119,7 @@ def one_rank(folder, rank):
     )
     images, (model, batches) = pictures(), case()
     own = batches[: len(batches) // 3] if rank == 0 else batches[len(batches) // 3 :]
-    calibrated = calibrate(model, own, mode="sequential")
+    calibrated = calibrate(model, own, "clip | temperature", mode="sequential")
     fitted = calibrator_of(calibrated).state_dict()
     seen = {"fitted": {key: value.tolist() for key, value in fitted.items()}}
     seen["ddp"] = replicated(model, calibrated, images, batches, rank)

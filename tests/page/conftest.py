@@ -8,6 +8,7 @@ from featcal import Batch, write_pack
 from featcal.page import Content, render
 from featcal.page.serve import Explorer, Live
 
+SHOWN = ("none", "temperature", "clip", "clip | temperature")  # auto has a page of its own
 EVIL = "</script><b>bold</b>"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -62,7 +63,7 @@ def bare(tmp_path_factory, made):
 def content(pack):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("featcal.page.content.POINTS", 12)
-        return Content.of(pack, resamples=200)
+        return Content.of(pack, SHOWN, resamples=200)
 
 
 @pytest.fixture(scope="session")

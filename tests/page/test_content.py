@@ -16,14 +16,16 @@ from featcal.page import Content, render
 from featcal.page import content as contents
 from featcal.page.content import SURE, clipped
 from featcal.page.html import comparison_table, page_words
-from featcal.report.compare import DEFAULT_RECIPES
 
 FEW = {"resamples": 100}
+SHOWN = ["none", "temperature", "clip", "clip | temperature"]
 
 
 @pytest.fixture(scope="module")
 def compared(pack):
-    return featcal.compare(pack.split("val"), pack.split("test"), head=pack.head, resamples=200)
+    return featcal.compare(
+        pack.split("val"), pack.split("test"), SHOWN, head=pack.head, resamples=200
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def files(bare):
 
 def test_the_rows_are_those_of_compare_and_json_is_strict_and_complete(content, compared):
     body = content.as_json()
-    assert [row["recipe"] for row in body["recipes"]] == list(DEFAULT_RECIPES)
+    assert [row["recipe"] for row in body["recipes"]] == SHOWN
     for mine, theirs in zip(body["recipes"], compared.as_json()["rows"], strict=True):
         for key in ("n", "metrics", "intervals", "differences"):
             assert mine[key] == theirs[key]
@@ -97,7 +99,7 @@ def test_rows_that_do_not_fit_into_memory_give_the_same_page(pack, content):
 def test_without_features_the_clip_parts_are_left_out(bare):
     numbered = Content.of(bare.scene.pack, ["none"], [parse("temperature")], **FEW)
     assert numbered.entries[1].recipe == "temperature from calibrator 1"
-    assert [entry.recipe for entry in bare.entries] == ["none", "temperature"]
+    assert [entry.recipe for entry in bare.entries] == ["none", "auto", "temperature"]
     assert (bare.units, bare.values, bare.sweeps) == (None, None, ())
     assert "logits alone" in bare.notes[0]
     with pytest.raises(InputError, match="works on features"):

@@ -12,7 +12,14 @@ import pytest
 
 from featcal import InputError
 from featcal.page import Content, html, markdown, render, wording
-from featcal.page.html import SHOWN, check_packages, comparison_table, embedded, page_words
+from featcal.page.html import (
+    SHOWN,
+    check_packages,
+    comparison_table,
+    embedded,
+    page_tables,
+    page_words,
+)
 from featcal.page.verdict import contest
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}
@@ -197,3 +204,17 @@ def test_the_example_of_the_documents_runs(tmp_path, monkeypatch):
     exec(block, known)
     Reader((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert known["numbers"]["summary"]["kind"] == "over"
+
+
+def test_the_automatic_choice_has_a_table_and_is_recommended(bare):
+    chosen = bare.comparison[1].reports[0].choice
+    page, text = render(bare), markdown(bare)
+    (table,) = (one for name, one in page_tables(bare).items() if name == "choice")
+    assert [row[0].text for row in table.rows] == [
+        one["recipe"] for one in chosen.details["choice"]
+    ]
+    assert [row[0].small.endswith("chosen") for row in table.rows].count(True) == 1
+    assert 'id="table-choice"' in page
+    assert "### How auto chose" in text
+    assert bare.summary.pick == 1
+    assert bare.summary.command == f"featcal fit {bare.scene.pack.path} auto -o cal.safetensors"

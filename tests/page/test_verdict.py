@@ -161,8 +161,8 @@ def test_what_saw_the_answers_is_neither_chosen_nor_counted_as_tried():
         (
             [row("vector", seed=1, spread=0.1)],
             Place("my p", fit="cal", test="hold out"),
-            "featcal compare 'my p' none temperature ensemble classwise isotonic --fit-split cal "
-            "--test-split 'hold out'",
+            "featcal compare 'my p' none auto temperature ensemble classwise isotonic "
+            "--fit-split cal --test-split 'hold out'",
         ),
         ([row(name, seed=1, spread=0.1) for name in TRY_NEXT], PLACE, ""),
     ],

@@ -334,7 +334,7 @@ def _command(
     # In double quotes, which every shell knows, unless something inside would act there.
     acts = any(mark in recipe for mark in '"$`\\!')
     quoted = shlex.quote(recipe) if acts or recipe.isalnum() else f'"{recipe}"'
-    sequential = " --sequential" if complexity(comparison[pick])[0] > 1 else ""
+    sequential = " --sequential" if " | " in recipe else ""
     split = option("--split", where.fit, "val")
     return f"featcal fit {pack} {quoted}{split}{sequential} -o cal.safetensors"
 
