@@ -8,8 +8,8 @@ val and test of a pack are put together and split again by a seeded permutation:
 on, the last 5,000 of the others to score. The packs are those of ../shared/packs; networks of
 --extra, which nobody looked at while methods were chosen, count as held out. Each result goes into
 a journal, from which a stopped run goes on and one with more resplits starts; --again forgets it,
-as is due once a method has changed. A run that ends puts its part into results/study.json, beside what
-is there. experiments/study_docs.py makes the page of that file.
+as is due once a method has changed. A run that ends puts its part into results/study.json, beside
+what is there. experiments/study_docs.py makes the page of that file.
 
 A fit has one thread, and as many run at a time as there are workers. The first resplit tells what a
 fit costs: one of more than 20 s at 250 rows, or 60 s at more, is given up and recorded as too
