@@ -7,8 +7,9 @@
 val and test of a pack are put together and split again by a seeded permutation: some rows to fit
 on, the last 5,000 of the others to score. The packs are those of ../shared/packs; networks of
 --extra, which nobody looked at while methods were chosen, count as held out. Each result goes into
-a journal, from which a stopped run goes on; a run that ends puts its part into results/study.json,
-beside what is there. experiments/study_docs.py makes the page of that file.
+a journal, from which a stopped run goes on and one with more resplits starts; --again forgets it,
+as is due once a method has changed. A run that ends puts its part into results/study.json, beside
+what is there. experiments/study_docs.py makes the page of that file.
 
 A fit has one thread, and as many run at a time as there are workers. The first resplit tells what a
 fit costs: one of more than 20 s at 250 rows, or 60 s at more, is given up and recorded as too
@@ -27,6 +28,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing import get_context
+from operator import contains
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -421,6 +423,7 @@ def main():
     parser.add_argument(
         "--measure", action="store_true", help="one resplit, and what all will take"
     )
+    parser.add_argument("--again", action="store_true", help="forget what the journal knows of it")
     parser.add_argument("--journal", type=Path, default=JOURNAL, metavar="FILE")
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE")
     parser.add_argument("--speed", action="store_true", help="the timings alone, on all cores")
@@ -443,12 +446,19 @@ def main():
     }
     opened.cache_clear()
     journal = Journal(options.journal)
+    asked = (set(packs), set(options.recipes), set(options.sizes))
+    known = [job for job in journal.records if all(map(contains, asked, job))]
+    if options.again:
+        for job in known:
+            del journal.records[job]
+        journal.keep()
+    elif known:
+        print(f"{len(known)} fits are in {options.journal} already: --again does them anew")
     jobs = study(options, paths, packs, journal)
     if options.measure:
         return
-    found = cells(journal.records.pop(job) for job in jobs)
+    found = cells(journal.records[job] for job in jobs)
     write(merged(old, packs, found), options.output)
-    journal.keep()
     print(f"Wrote {options.output}")
 
 

@@ -202,6 +202,10 @@ def test_bars_are_met_by_figures_alone(docs):
     assert docs.gain(study, "shared", 250)[1]
     assert docs.none_beaten(study, "shared")[1]
     assert docs.ece_kept(study, "shared")[1]
+    part = {**good, "matrix": [0.9, 0.9, 0.9]}
+    study = docs.Study(made({"x": part, "y": good}))
+    assert docs.best_ranks(study, "shared", 250)[1] is False
+    assert "`matrix` on 1 of 2 packs" in docs.best_ranks(study, "shared", 250)[2]
     worse = {**good, "sample": [1.002, 1.002, 1.002], "auto": [2.0, 2.0, 2.0]}
     study = docs.Study(made({"x": good, "y": worse}))
     for bar in (docs.best_ranks, docs.gain):
