@@ -18,6 +18,7 @@ PLAN = (
     ("ensemble", "sequential"),
     ("parameterised", "sequential"),
     ("sample", "sequential"),
+    ("auto", "sequential"),
     ("svs", "sequential"),
     ("isotonic", "sequential"),
 )

@@ -42,6 +42,7 @@ EVERY_SEED = (
     ("ensemble", "sequential"),
     ("parameterised", "sequential"),
     ("sample", "sequential"),
+    ("auto", "sequential"),
 )
 SHOWN = ("clinc150", "mlp", SEEDS[0])  # the network that is calibrated whole
 QUOTED, SURE = 4, 0.9  # questions out of scope of each kind; what it takes to be sure
