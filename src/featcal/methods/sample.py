@@ -15,7 +15,7 @@ back from the fit gives for every row at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Head, features_of, predicted, stored_logits
+from featcal.core.batch import Head, features_of, predicted, stored_logits, unchecked
 from featcal.core.calibrator import Calibrator, keep_prediction
 from featcal.core.checks import InputError
 from featcal.core.fit import Problem, StepReport, nll, settle
@@ -39,8 +39,10 @@ STRENGTHS = (16.0, 4.0, 1.0)  # the ridge is tried as many times as strong, the 
 ERRORS = 200  # with fewer wrong rows than these the ridge grows: they carry what is to be learned
 REACH = 3.0  # standard deviations at which a term is cut off
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
+LOGITS = 2**21  # of theirs, at most
+HASHED = 64  # logits of a row, by which it is chosen
 BLOCK = 2**19  # logits that go through all the steps of a curve while they are in the cache
-STEPS, ENOUGH = 30, 1e-10  # of Newton's method; it ends where a step promises less, in nats a row
+STEPS, ENOUGH = 30, 1e-9  # of Newton's method; it ends where a step promises less, in nats a row
 HIGHEST = 20.0  # of 1/T over the common one, and its inverse: nothing that was fitted comes near
 
 WORDS = {
@@ -135,7 +137,7 @@ class SampleTemperature(Calibrator):
             if best is None:
                 message += "left out of the fit, rows do no better with their own"
                 return [settle(self, problem, values, message, details=details)]
-            at, settled = fit.whole(best)
+            at, settled, now = fit.whole(best)
         size = len(fit.names)
         self.assign(
             temperature=common.temperature / float(at[0].exp()),
@@ -154,11 +156,18 @@ class SampleTemperature(Calibrator):
             f"T = {float(self.temperature):.4g} on average; rows "
             f"{more if effect[strongest] < 0 else less} were the most overconfident"
         )
-        return [settle(self, problem, values, message, settled, details=details)]
+        return [settle(self, problem, values, message, settled, details=details, now=now)]
 
 
-def terms_of(names: Iterable[str], features: Tensor | None, logits: Tensor) -> Tensor:
+def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor) -> Tensor:
     """The logarithms of the statistics, (n, t), in the logits' precision."""
+    block = max(BLOCK // logits.shape[1], 1)
+    if len(logits) > block:
+        cuts = [slice(start, start + block) for start in range(0, len(logits), block)]
+        rows = (None if features is None else features[cut] for cut in cuts)
+        return torch.cat(
+            [terms_of(names, *pair) for pair in zip(rows, (logits[c] for c in cuts), strict=True)]
+        )
     tiny = torch.finfo(logits.dtype).tiny
     away = logits - logits.mean(1, keepdim=True)
     found = {"energy": away.logsumexp(1).log(), "spread": away.square().mean(1).clamp(min=tiny)}
@@ -242,13 +251,15 @@ class System:
     """Newton's linear system at a point: (t, a, b) dense, c diagonal.
 
     Attributes:
-        value: the mean NLL with the ridge.
+        loss: the mean NLL.
+        value: the same with the ridge.
         slope: (2 + t + k,).
         border: what couples c with the rest, (k, 2 + t).
         own: the second derivatives of c, (k,).
         inverse: of the rest once c is eliminated, (2 + t, 2 + t).
     """
 
+    loss: float
     value: float
     slope: Tensor
     border: Tensor
@@ -268,7 +279,7 @@ class System:
         size = size.abs().clamp(min=1e-6 * float(size.abs().max()))  # down is walked down too
         penalty = float((ridge * at.square()).sum()) / 2
         inverse = axes @ (axes / size).T
-        return cls(float(value) + penalty, slope + ridge * at, border, own, inverse)
+        return cls(float(value), float(value) + penalty, slope + ridge * at, border, own, inverse)
 
     def step(self) -> Tensor:
         """Where Newton's method goes from here."""
@@ -319,11 +330,13 @@ class _Fit:
 
     def rows(self, *, sampled: bool) -> Iterable[Rows]:
         """All rows of this process, or about SAMPLE of all processes', chosen by content."""
-        groups = max(1, round(self.problem.facts.rows / SAMPLE))
+        facts = self.problem.facts
+        groups = max(1, round(facts.rows / min(SAMPLE, LOGITS // facts.classes)))
         for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
             rows = Rows(stored_logits(batch), batch.labels, top, terms)
             if sampled and groups > 1:
-                chosen = fold_of(batch, groups) == 0
+                some = unchecked(rows.logits[:, :HASHED], batch.labels)
+                chosen = fold_of(some, groups) == 0
                 rows = Rows(*(getattr(rows, key)[chosen] for key in vars(rows)))
             if len(rows.labels):
                 yield rows
@@ -349,11 +362,11 @@ class _Fit:
         details["strength"] = best
         return best
 
-    def whole(self, strength: float) -> tuple[Tensor, bool]:
-        """The fit to all rows, and whether it settled."""
+    def whole(self, strength: float) -> tuple[Tensor, bool, float]:
+        """The fit to all rows, whether it settled, and the mean NLL there."""
         every, rows = partial(self.rows, sampled=False), self.problem.facts.rows
-        at, _, settled = self.newton(every, rows, strength, self.starts[strength])
-        return at, settled
+        at, system, settled = self.newton(every, rows, strength, self.starts[strength])
+        return at, settled, system.loss
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
         """The curves of rows at a point, (6, n)."""
