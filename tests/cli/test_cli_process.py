@@ -122,7 +122,7 @@ def test_an_interrupt_that_a_library_turned_into_an_error_is_still_one(monkeypat
         ran = featcal()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (ran.code, ran.err) == (130, "Interrupted: nothing was written.\n")
+    assert (ran.code, ran.err) == (130, "Interrupted: no file was left half written.\n")
 
 
 def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path):
@@ -132,7 +132,7 @@ def test_progress_is_drawn_and_ctrl_c_stops_it(tmp_path):
     seen = screen.read()
     assert screen.close() == 130, seen
     assert "Traceback" not in seen
-    assert plain(seen).rstrip().endswith("Interrupted: nothing was written.")
+    assert plain(seen).rstrip().endswith("Interrupted: no file was left half written.")
     assert seen.count("\x1b[?25l") == seen.count("\x1b[?25h") == 1  # the cursor is back
     assert tree(tmp_path) == {}
 

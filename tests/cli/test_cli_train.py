@@ -242,7 +242,7 @@ def test_ctrl_c_before_the_first_step_leaves_nothing(train_project, run, monkeyp
 
     monkeypatch.setattr("featcal.train.loop.steps_of", stop)
     ran = featcal(*words(run))
-    assert (ran.code, ran.err.strip()) == (130, "Interrupted: nothing was written.")
+    assert (ran.code, ran.err.strip()) == (130, "Interrupted: no file was left half written.")
     assert not run.exists()
 
 

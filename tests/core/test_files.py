@@ -1,9 +1,11 @@
 """Files appear whole or not at all."""
 
+import errno
 import os
 import signal
 import stat
 import time
+from pathlib import Path
 
 import pytest
 
@@ -134,3 +136,78 @@ def test_a_lock_that_was_removed_meanwhile_counts_for_nothing(tmp_path, monkeypa
         assert len(calls) == 2
         with pytest.raises(InputError, match="another process"), locked(tmp_path):
             pass
+
+
+def test_only_a_regular_file_is_ever_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "real").write_bytes(b"kept")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for place in (tmp_path / "pipe", tmp_path / "link", "/dev/null"):
+        with pytest.raises(InputError, match="is no regular file"), new_file(place, overwrite=True):
+            pass
+    assert (tmp_path / "real").read_bytes() == b"kept"
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path, links, monkeypatch):
+    if not links:
+
+        def refused(*_):
+            raise OSError(errno.EPERM, "no hard links here")
+
+        monkeypatch.setattr(os, "link", refused)
+    with new_file(tmp_path / "first") as temporary:
+        temporary.write_bytes(b"mine")
+    assert (tmp_path / "first").read_bytes() == b"mine"
+
+    def late():
+        with new_file(tmp_path / "a") as temporary:
+            temporary.write_bytes(b"mine")
+            (tmp_path / "a").write_bytes(b"theirs")
+
+    with pytest.raises(InputError, match="meanwhile"):
+        late()
+    assert (tmp_path / "a").read_bytes() == b"theirs"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "first"]
+
+
+def test_a_finished_file_outlives_a_refused_change_of_mode(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(errno.EPERM, "not here")
+
+    monkeypatch.setattr(Path, "chmod", refused)
+    with new_file(tmp_path / "a") as temporary:
+        temporary.write_bytes(b"done")
+    assert (tmp_path / "a").read_bytes() == b"done"
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_one_and_a_living_ones_stays(tmp_path):
+    left = tmp_path / ".a.bin.abcdefgh"
+    left.mkdir()
+    (left / "a.bin").write_bytes(b"half")
+    other = tmp_path / ".b.bin.abcdefgh"
+    other.mkdir()
+    with new_file(tmp_path / "a.bin") as living:
+        living.write_bytes(b"one")
+        with new_file(tmp_path / "a.bin") as second:
+            second.write_bytes(b"two")
+            assert living.exists()
+        assert not left.exists()
+        (tmp_path / "a.bin").unlink()
+    assert (tmp_path / "a.bin").read_bytes() == b"one"
+    assert other.exists()
+
+
+def test_without_locks_the_work_goes_on(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    (tmp_path / ".a.bin.abcdefgh").mkdir()
+    with locked(tmp_path) as held, new_file(tmp_path / "a.bin") as temporary:
+        assert not held
+        temporary.write_bytes(b"x")
+    assert (tmp_path / ".a.bin.abcdefgh").exists()  # nobody knows whether its writer lives

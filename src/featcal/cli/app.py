@@ -85,7 +85,7 @@ def main(args: list[str] | None = None) -> None:
             # Code below Python may swallow the interrupt and fail with an error of its own instead.
             stopped = interrupts or isinstance(error, (click.Abort, KeyboardInterrupt))
             if stopped:
-                click.echo("Interrupted: nothing was written.", err=True)
+                click.echo("Interrupted: no file was left half written.", err=True)
             elif isinstance(error, click.exceptions.NoArgsIsHelpError):
                 click.echo(error.format_message())
             else:

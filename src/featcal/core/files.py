@@ -3,12 +3,13 @@
 What is renamed lies on the disk by then, so that this holds for a machine that loses power, too.
 """
 
+import glob
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from featcal.core.checks import InputError
@@ -22,8 +23,9 @@ LEFT_OVER = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the names that mkdtemp makes 
 def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
     """Refuses an output path that exists, or whose folder does not exist or cannot be written."""
     path = Path(path)
-    if path.is_dir() and overwrite:
-        raise InputError(f"output {path} is a folder: choose another name")
+    if overwrite and (path.is_symlink() or (path.exists() and not path.is_file())):
+        kind = "a folder" if path.is_dir() and not path.is_symlink() else "no regular file"
+        raise InputError(f"output {path} is {kind}: choose another name")
     if (path.exists() or path.is_symlink()) and not overwrite:
         raise InputError(f"output {path} exists: {remedy}")
     parent = path.absolute().parent
@@ -36,14 +38,21 @@ def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERW
 
 @contextmanager
 def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yields a temporary path beside `path`; on success it is renamed to `path`, else removed."""
+    """Yields a temporary path beside `path`; on success it is renamed to `path`, else removed.
+
+    Without `overwrite` a file that has come to be there meanwhile stays, and this one is refused.
+    """
     path = check_free(path, overwrite=overwrite)
     with _temporary_folder(path) as folder:
         temporary = folder / path.name
         yield temporary
         _flush(temporary)
-        temporary.chmod(0o666 & ~_umask())  # some writers leave 0600, which hides it from others
-        os.replace(temporary, path)
+        with suppress(PermissionError):  # some writers leave 0600, which hides it from others
+            temporary.chmod(0o666 & ~_umask())
+        if overwrite:
+            os.replace(temporary, path)
+        else:
+            _publish(temporary, path)
 
 
 @contextmanager
@@ -53,9 +62,27 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     with _temporary_folder(path) as folder:
         folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
         yield folder
-        for file in filter(Path.is_file, folder.rglob("*")):
-            _flush(file)
+        for file in folder.rglob("*"):
+            if file.is_file() and file.name != LOCK:
+                _flush(file)
+        (folder / LOCK).unlink(missing_ok=True)
         os.rename(folder, path)
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Gives a finished file its name, which nothing must have by now."""
+    try:
+        try:
+            os.link(temporary, path)  # refuses a name that is taken, at the same moment
+        except FileExistsError:
+            raise
+        except OSError:  # a file system without such links: two steps will have to do
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            os.replace(temporary, path)
+    except FileExistsError as error:
+        raise InputError(
+            f"output {path} has come to exist meanwhile: choose another name"
+        ) from error
 
 
 def left_over_of(path: Path) -> str | None:
@@ -66,10 +93,20 @@ def left_over_of(path: Path) -> str | None:
 
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
-    """A hidden folder beside the path, so that the last step is a rename on one file system."""
-    folder = tempfile.mkdtemp(prefix=f".{path.name[:100]}.", dir=path.absolute().parent)
+    """A hidden folder beside the path, so that the last step is a rename on one file system.
+
+    The lock in it goes with the process that made it: what a killed one left is removed.
+    """
+    parent, prefix = path.absolute().parent, f".{path.name[:100]}."
+    for old in parent.glob(f"{glob.escape(prefix)}????????"):
+        if left_over_of(old) is not None:
+            with suppress(InputError), locked(old) as alone:
+                if alone:
+                    shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
-        yield Path(folder)
+        with locked(folder):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,12 +127,15 @@ def _umask() -> int:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder; the lock of a process that is killed goes with it."""
+def locked(folder: Path) -> Iterator[bool]:
+    """One process at a time in a folder; the lock of a process that is killed goes with it.
+
+    Yields whether there is a lock: Windows and some file systems have none.
+    """
     try:
         import fcntl
-    except ImportError:  # pragma: no cover - Windows has no such locks
-        yield
+    except ImportError:  # pragma: no cover - Windows
+        yield False
         return
     while True:
         try:
@@ -106,11 +146,15 @@ def locked(folder: Path) -> Iterator[None]:
             ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             os.close(file)
             raise InputError(
                 f"{folder} is being written by another process: wait for it or choose another name"
             ) from error
+        except OSError:
+            os.close(file)
+            yield False
+            return
         # Whoever had the lock before may have removed the file, and a lock on a file that is gone
         # keeps nobody out: the next comer makes a new one.
         try:
@@ -120,6 +164,6 @@ def locked(folder: Path) -> Iterator[None]:
             pass
         os.close(file)
     try:
-        yield
+        yield True
     finally:
         os.close(file)

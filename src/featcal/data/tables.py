@@ -194,7 +194,10 @@ def _column_names(path: Path) -> list[str]:
 def _csv_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[Block]:
     lines = _csv_lines(path)
     names = [name.strip() for name in next(lines)[1]]
-    wanted, label_at = [names.index(column) for column in columns], names.index(label)
+    places = dict(
+        zip(reversed(names), reversed(range(len(names))), strict=True)
+    )  # the first counts
+    wanted, label_at = [places[column] for column in columns], places[label]
     while block := list(islice(lines, rows)):
         values = np.empty((len(block), len(wanted)))
         for row, (place, cells) in enumerate(block):
