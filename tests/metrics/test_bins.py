@@ -7,6 +7,7 @@ from hypothesis import given
 from metric_cases import binary, cases, columns, labelled_logits, quick, top
 from sklearn.metrics import accuracy_score, log_loss
 
+from featcal.core.batch import bin_index
 from featcal.metrics import (
     Bins,
     ClassBins,
@@ -132,3 +133,13 @@ def test_a_certain_mistake():
     assert nll(probs, labels) == pytest.approx(-np.log(1e-12))
     assert (brier(probs, labels), accuracy(probs, labels)) == (2, 0)
     assert nll(logits=torch.tensor([[900.0, 0.0]]), labels=labels) == 900
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("m", [3, 5, 7, 10, 15, 20, 49])
+def test_shares_of_votes_lie_in_the_bin_they_end(m, dtype):
+    """k of m votes are the upper end of bin k, which is right-closed, in either precision."""
+    votes = torch.tensor([k / m for k in range(1, m + 1)], dtype=dtype)
+    assert bin_index(votes, m).tolist() == list(range(m))
+    above = torch.nextafter(votes[:-1], torch.tensor(2.0, dtype=dtype))
+    assert bin_index(above, m).tolist() == list(range(1, m))

@@ -337,9 +337,9 @@ def bin_edges(bins: int, dtype: torch.dtype) -> Tensor:
     """The m + 1 edges of m equal-width bins on [0, 1], in the precision they are compared in.
 
     A float32 confidence is compared with float32 edges: read as float64, float32(0.2) lies above
-    0.2 and would change bins.
+    0.2 and would change bins. Each is the number nearest to k / m: 8 of 15 votes are 8/15.
     """
-    return torch.linspace(0, 1, bins + 1, dtype=dtype)
+    return (torch.arange(bins + 1, dtype=torch.float64) / bins).to(dtype)
 
 
 def bin_index(confidence: Tensor, bins: int) -> Tensor:
