@@ -73,6 +73,7 @@ study: $(VENV)/.dev
 	$(BIN)/python experiments/study.py $(if $(EXTRA),--extra $(EXTRA))
 	$(BIN)/python experiments/study.py --speed
 	$(BIN)/python experiments/study_docs.py
+	$(BIN)/python experiments/variants.py $(if $(EXTRA),--extra $(EXTRA))
 
 grid: $(VENV)/.demo
 	$(BIN)/python experiments/train_grid.py --data $(or $(DATA),$(error give the folder of the images: make grid DATA=folder))

@@ -1,0 +1,570 @@
+"""What `sample` and `auto` were chosen from: other forms and other rules on the same resplits.
+
+    python experiments/variants.py [--extra FOLDER] [--packs NAME ...] [--parts forms rules]
+
+A form is z s(x) + b(x) e_top with terms, a link from terms to s = 1/T, and a ridge of its own,
+fitted as `sample` is: by Newton's method, the strength of the ridge by leave-one-out, one T for all
+rows where that is as good. A rule reads the table that `auto` makes of rows left out. Packs and
+resplits are those of experiments/study.py; only packs with features are read. Puts the packs of a
+run into results/variants.json, beside those there, and writes its part of docs/research.md.
+"""
+
+import argparse
+import json
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+import torch
+import torch.nn.functional as F
+from study import PACKS, held_out, opened, resplit
+
+import featcal
+from featcal.core.scalar import temper
+from featcal.methods.sample import ENOUGH, ERRORS, RIDGE, STEPS, STRENGTHS, System, terms_of
+from featcal.report.compare import versions
+from featcal.report.scores import calibrated_logits
+from featcal.report.tables import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "results" / "variants.json", ROOT / "docs" / "research.md"
+START, END = "<!-- tried -->", "<!-- /tried -->"
+SIZES, REPS, FEW = (500, 2500), 10, 5  # resplits, and those of recipes that take long
+MANY = 1000  # classes, with which there are half as many
+RULE_SIZES, RULE_REPS = (250, 500, 2500), 3
+RULE_PACKS = (
+    *("cifar100-wrn16x4", "cifar100-wrn16x4-ce-1"),
+    *("cifar10-wrn16x4", "cifar10-wrn16x4-ce-1"),
+)
+BASE, OURS = "temperature", "sample"
+FIVE = ("gap", "energy", "spread", "norm", "sparsity")
+OFF = 1e9  # a ridge that leaves nothing
+LEAST = 0.02  # of 1/T over the common one, where it is linear
+
+
+# --- forms ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Form:
+    """A way to make s(x) and b(x): that of `sample` unless said otherwise.
+
+    Attributes:
+        terms: of s.
+        ridge: those of a, b and c that differ from `sample`'s.
+        strengths: what leave-one-out chooses from.
+        mixed: shares of the uniform distribution, chosen by leave-one-out too.
+        boosted: whether b is linear in the terms as well; None where there is no b.
+        linear: whether 1/T is linear in the terms, and not its logarithm.
+        scaled: whether terms are divided by their standard deviation.
+        reach: standard deviations at which they are cut off.
+        products: whether squares and products of two terms are terms too.
+        directions: principal directions of the features that are terms too, with ten times the
+            ridge.
+        errors: wrong rows below which the ridge grows.
+    """
+
+    terms: tuple[str, ...] = FIVE
+    ridge: dict[str, float] = field(default_factory=dict)
+    strengths: tuple[float, ...] = STRENGTHS
+    mixed: tuple[float, ...] = (0.0,)
+    boosted: bool | None = False
+    linear: bool = False
+    scaled: bool = False
+    reach: float = 3.0
+    products: bool = False
+    directions: int = 0
+    errors: int = ERRORS
+
+    def columns(self, found, fit):
+        """The centred terms of all rows and how many times the ridge of a each has."""
+        parts = torch.stack([found[name] for name in self.terms], 1)
+        parts = parts - parts[fit].mean(0)
+        spread = parts[fit].std(0, correction=0)
+        parts = parts.clamp(-self.reach * spread, self.reach * spread)
+        if self.scaled:
+            parts = parts / spread
+        if self.products:
+            pairs = torch.combinations(torch.arange(len(self.terms)), 2, with_replacement=True)
+            more = (parts / spread)[:, pairs].prod(2) * spread[pairs].mean(1)
+            parts = torch.cat([parts, more - more[fit].mean(0)], 1)
+        own = torch.ones(parts.shape[1], dtype=torch.float64)
+        if self.directions:
+            more = found["directions"][:, : self.directions]
+            parts, own = torch.cat([parts, more], 1), F.pad(own, (0, self.directions), value=10.0)
+        return parts, own
+
+
+def further(batch, head, fit):
+    """Every term of all rows, by name; those that need facts of a split have them of `fit`."""
+    z, x = batch.logits.double(), batch.features.double()
+    found = dict(zip(FIVE, terms_of(FIVE, x, z).unbind(1), strict=True))
+    top, away = z.argmax(1), z - z.mean(1, keepdim=True)
+    probs = z.softmax(1)
+    found["entropy"] = torch.special.entr(probs).sum(1).log1p()
+    found["top"] = away.amax(1).log()
+    found["largest"] = x.abs().amax(1).log()
+    count = 1.0 + torch.bincount(batch.labels[fit], minlength=z.shape[1])  # and one mean row
+    sums = x[fit].mean(0).repeat(len(count), 1).index_add_(0, batch.labels[fit], x[fit])
+    inside = torch.zeros_like(found["top"])  # a row is not held against a mean that it is part of
+    inside[fit] = (top[fit] == batch.labels[fit]).double()
+    means = (sums[top] - inside[:, None] * x) / (count[top] - inside)[:, None]
+    found["distance"] = (x - means).norm(dim=1).log()
+    found["cosine"] = F.cosine_similarity(x, head.weight.detach().double()[top])
+    seen = x[fit].abs().flatten()
+    bound = seen.kthvalue(round(0.99 * len(seen))).values
+    found["clipped"] = ((x.abs() > bound).double().mean(1) + 1 / x.shape[1]).log()
+    unit = F.normalize(x)
+    unit = unit - unit[fit].mean(0)
+    torch.manual_seed(0)
+    _, sizes, axes = torch.svd_lowrank(unit[fit], q=20, niter=4)
+    found["directions"] = unit @ axes * (len(fit) ** 0.5 / sizes)
+    return found
+
+
+class Rows:
+    """Rows as a fit reads them: logits below the largest, and which is the label."""
+
+    def __init__(self, logits, labels):
+        self.top, self.classes = logits.argmax(1), logits.shape[1]
+        top = self.top[:, None]
+        self.below = logits - logits.gather(1, top)
+        self.true = self.below.gather(1, labels[:, None])[:, 0].double()
+        self.others = self.below.scatter(1, top, -torch.inf)
+        self.gap = -self.others.amax(1).double()
+        self.wrong = (self.top != labels).double()
+
+    def curves(self, s, b, mixed=0.0):
+        """Each row's NLL at s and b: value, slopes s and b, second derivatives ss, sb and bb."""
+        scaled = self.others * s.to(self.others)[:, None]  # as wide as there are classes: float32
+        share = scaled.logsumexp(1)
+        pulls = (scaled - share[:, None]).exp() * self.below
+        mean, square = pulls.sum(1).double(), (pulls * self.below).sum(1).double()
+        spread, share = square - mean.square(), share.double()
+        odds = b - share
+        p = odds.sigmoid()
+        slope, bend = p - 1 + self.wrong, p * (1 - p)
+        value = F.softplus(-odds) + self.wrong * (odds + share - s * self.true)
+        in_s = self.wrong * (mean - self.true) - slope * mean
+        ss = bend * mean.square() + (self.wrong - slope) * spread
+        found = value, in_s, slope, ss, -bend * mean, bend
+        if not mixed:
+            return found
+        right = (1 - mixed) * (-value).exp()
+        whole = right + mixed / self.classes
+        left, bent = right / whole, -(right / whole) * (1 - right / whole)
+        second = ((ss, in_s, in_s), (-bend * mean, in_s, slope), (bend, slope, slope))
+        return (
+            -whole.log(),
+            left * in_s,
+            left * slope,
+            *(left * two + bent * i * j for two, i, j in second),
+        )
+
+
+class Fit:
+    """A form fitted to the rows `fit` of a batch whose terms are found."""
+
+    def __init__(self, form, batch, found, fit):
+        self.form, self.rows = form, Rows(batch.logits[fit], batch.labels[fit])
+        self.terms, own = form.columns(found, fit)
+        self.common = 1 / temper([batch.rows(fit)]).temperature
+        ridge = {**RIDGE, **form.ridge}
+        held = max(1.0, form.errors / max(float(self.rows.wrong.sum()), 1.0))
+        in_s, in_b = self.designs(fit)
+        self.size, self.dense = in_s.shape[1], in_s.shape[1] + in_b.shape[1]
+        kinds = [torch.zeros(1), ridge["a"] * own, torch.full((in_b.shape[1],), ridge["b"])]
+        kinds += [torch.full((self.rows.classes,), ridge["c"])]
+        self.ridge = torch.cat(kinds).double() * held / len(fit)
+        self.in_s, self.in_b = in_s, in_b
+        at = torch.zeros(len(self.ridge), dtype=torch.float64)
+        curves = self.curves(at, 0.0)
+        one = (1 / curves[3].sum()).expand(len(fit))
+        self.at, self.mixed, best = at, 0.0, left_out(curves, one, 0 * one, 0 * one)
+        for mixed in form.mixed:
+            start = at
+            for strength in form.strengths:
+                start, loss = self.newton(start, strength, mixed)
+                if loss < best:
+                    self.at, self.mixed, best = start, mixed, loss
+
+    def designs(self, part):
+        """What s and b are linear in."""
+        ones = F.pad(self.terms[part], (1, 0), value=1.0)
+        return ones, ones[:, : {None: 0, False: 1, True: ones.shape[1]}[self.form.boosted]]
+
+    def link(self, eta):
+        """What s is at the linear part, and its two derivatives."""
+        if not self.form.linear:
+            s = self.common * eta.exp()
+            return s, s, s
+        inside = (1 + eta > LEAST).double()
+        return self.common * (1 + eta).clamp(min=LEAST), self.common * inside, 0 * inside
+
+    def curves(self, at, mixed):
+        """Each row's value and derivatives in the linear parts of s and b."""
+        eta = self.in_s @ at[: self.size] + at[self.dense :][self.rows.top]
+        s, once, twice = self.link(eta)
+        value, in_s, in_b, ss, sb, bb = self.rows.curves(
+            s, self.in_b @ at[self.size : self.dense], mixed
+        )
+        return value, in_s * once, in_b, ss * once.square() + in_s * twice, sb * once, bb
+
+    def system(self, at, ridge, mixed):
+        """Newton's system at a point and the curves there."""
+        curves = value, in_s, in_b, ss, sb, bb = self.curves(at, mixed)
+        both = torch.cat([self.in_s * ss[:, None], self.in_b * sb[:, None]], 1)
+        lower = torch.cat([self.in_s * sb[:, None], self.in_b * bb[:, None]], 1)
+        inner = torch.cat([self.in_s.T @ both, self.in_b.T @ lower])
+        by_class = torch.zeros(self.rows.classes, self.dense + 2, dtype=torch.float64)
+        by_class.index_add_(0, self.rows.top, torch.cat([in_s[:, None], both, ss[:, None]], 1))
+        parts = [value.sum(), self.in_s.T @ in_s, self.in_b.T @ in_b, by_class[:, 0]]
+        parts += [inner, by_class[:, 1:-1], by_class[:, -1]]
+        flat = torch.cat([part.flatten() for part in parts]) / len(value)
+        return System.of(flat, at, ridge, self.dense), curves
+
+    def newton(self, at, strength, mixed):
+        """The minimum from a start, and its loss on rows left out."""
+        ridge = self.ridge * strength
+        system, curves = self.system(at, ridge, mixed)
+        for _ in range(STEPS):
+            step = system.step()
+            step = step / max(1.0, float(step.abs().max()))
+            promised = -float(system.slope @ step)
+            if promised < ENOUGH:
+                break
+            for length in (1.0, 0.5, 0.25, 0.1, 0.03, 0.01):
+                there = at + length * step
+                new, at_new = self.system(there, ridge, mixed)
+                if new.value <= system.value - 1e-4 * length * promised:
+                    break
+            else:
+                break
+            at, system, curves = there, new, at_new
+        border, own = system.border[self.rows.top], system.own[self.rows.top]
+        seen = F.pad(self.in_s, (0, self.dense - self.size)) - border / own[:, None]
+        other = F.pad(self.in_b, (self.size, 0))
+        pulls = [
+            (a @ system.inverse * b).sum(1)
+            for a, b in ((seen, seen), (seen, other), (other, other))
+        ]
+        pulls[0] = pulls[0] + 1 / own
+        return at, left_out(curves, *(pull / len(own) for pull in pulls))
+
+    def loss(self, batch, part):
+        """The mean NLL of other rows."""
+        in_s, in_b = self.designs(part)
+        rows = Rows(batch.logits[part], batch.labels[part])
+        s = self.link(in_s @ self.at[: self.size] + self.at[self.dense :][rows.top])[0]
+        b = torch.maximum(in_b @ self.at[self.size : self.dense], -s * rows.gap)
+        return float(rows.curves(s, b, self.mixed)[0].mean())
+
+
+def left_out(curves, own, cross, other):
+    """The mean NLL of each row under the fit without it, by one Newton step back."""
+    value, in_s, in_b, ss, sb, bb = curves
+    m11, m12 = 1 - own * ss - cross * sb, -own * sb - cross * bb
+    m21, m22 = -cross * ss - other * sb, 1 - cross * sb - other * bb
+    pull_s, pull_b = own * in_s + cross * in_b, cross * in_s + other * in_b
+    whole = (m11 * m22 - m12 * m21).clamp(min=0.05)
+    move_s = (m22 * pull_s - m12 * pull_b) / whole
+    move_b = (m11 * pull_b - m21 * pull_s) / whole
+    bent = ss * move_s.square() + 2 * sb * move_s * move_b + bb * move_b.square()
+    return float((value + in_s * move_s + in_b * move_b + bent / 2).mean())
+
+
+BARE = {"ridge": {"c": OFF}, "boosted": None}
+FORMS = {  # by their words
+    "as it is, by the fit of this command": Form(),
+    "norm, neither offsets nor b": Form(("norm",), **BARE),
+    "gap, neither offsets nor b": Form(("gap",), **BARE),
+    "norm and energy, neither offsets nor b": Form(("norm", "energy"), **BARE),
+    "all five terms, neither offsets nor b": Form(**BARE),
+    "no offset of the predicted class": Form(ridge={"c": OFF}),
+    "no b": Form(boosted=None),
+    "1/T linear in the terms": Form(linear=True),
+    "terms divided by their standard deviation": Form(scaled=True),
+    "the same, ten times the ridge": Form(scaled=True, ridge={"a": 10 * RIDGE["a"]}),
+    "terms not cut off": Form(reach=1e9),
+    "and the entropy": Form((*FIVE, "entropy")),
+    "and the largest logit": Form((*FIVE, "top")),
+    "and the largest activation": Form((*FIVE, "largest")),
+    "and the distance to the predicted class's mean": Form((*FIVE, "distance")),
+    "and the cosine to the predicted class's weights": Form((*FIVE, "cosine")),
+    "and the share of activations that a clip would cut": Form((*FIVE, "clipped")),
+    "and squares and products of the terms": Form(products=True),
+    "and ten principal directions of the features": Form(directions=10),
+    "b linear in the terms": Form(boosted=True),
+    "mixed with the uniform distribution": Form(mixed=(0.0, 0.001, 0.01)),
+    "ridge fixed at its weakest": Form(strengths=(1.0,)),
+    "ridge fixed at four times that": Form(strengths=(4.0,)),
+    "ridge no stronger where few rows are wrong": Form(errors=0),
+}
+BIASED = "and a bias for each class, fitted after it"
+TERMS = ("norm", "gap", "norm, energy", "gap, energy, spread")
+RECIPES = {f"terms: {each}": f'sample(terms="{each}")' for each in TERMS}
+CHAINS = ("clip | sample", "sample | svs", "norm_clip | temperature", "parameterised")
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+def split_of(pack, path, size, rep):
+    """The rows of a resplit, those to fit on first; both parts; the head."""
+    batch, head = opened(path)
+    fit, test = resplit(pack, rep, len(batch), size)
+    every = torch.arange(len(fit) + len(test))
+    return batch.rows(torch.cat([fit, test])), every[: len(fit)], every[len(fit) :], head
+
+
+def fitted(recipe, batch, head):
+    """A recipe of featcal's fitted to rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", featcal.CalibrationWarning)
+        return featcal.parse(recipe).fit(batch, head)
+
+
+@torch.no_grad()
+def outcome(calibrator, batch, head):
+    """Mean NLL; that of the network as it is without a calibrator."""
+    logits = calibrated_logits(batch, calibrator, head)
+    return float(F.cross_entropy(logits.double(), batch.labels))
+
+
+def biased(calibrator, rows, others, head):
+    """NLL of other rows after a bias for each class, with a ridge of 30, on top of a calibrator."""
+    with torch.no_grad():
+        seen, unseen = (calibrated_logits(b, calibrator, head).double() for b in (rows, others))
+    bias = torch.zeros(seen.shape[1], dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([bias], max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss():
+        search.zero_grad()
+        found = F.cross_entropy(seen + bias, rows.labels) + 15 / len(rows) * bias.square().sum()
+        found.backward()
+        return found
+
+    search.step(loss)
+    return float(F.cross_entropy(unseen + bias.detach(), others.labels))
+
+
+def forms_on(pack, path, size):
+    """Form -> NLL of each resplit."""
+    found = {}
+    many = opened(path)[0].logits.shape[1] >= MANY
+    for rep in range(REPS // 2 if many else REPS):
+        batch, fit, test, head = split_of(pack, path, size, rep)
+        rows, others = batch.rows(fit), batch.rows(test)
+        ours = fitted(OURS, rows, head)
+        now = {OURS: outcome(ours, others, head), BIASED: biased(ours, rows, others, head)}
+        for recipe in (BASE, *RECIPES, *(CHAINS if rep < (FEW // 2 if many else FEW) else ())):
+            now[recipe] = outcome(fitted(RECIPES.get(recipe, recipe), rows, head), others, head)
+        with torch.no_grad():
+            terms = further(batch, head, fit)
+            for words, form in FORMS.items():
+                now[words] = Fit(form, batch, terms, fit).loss(batch, test)
+        for words, loss in now.items():
+            found.setdefault(words, []).append(round(loss, 6))
+    return found
+
+
+def lowest(table):
+    return min(table, key=lambda row: row["value"])
+
+
+def fewest(table):
+    """The first of those no more than a standard error above the best, fewest numbers first."""
+    best, order = lowest(table), list(NUMBERS)
+    near = [
+        row for row in table if row["value"] - best["value"] <= max(row["error"], best["error"])
+    ]
+    return min(near, key=lambda row: order.index(row["recipe"]))
+
+
+def unless(errors):
+    """`sample`, unless another is better by so many standard errors, or nothing is better."""
+
+    def rule(table):
+        raw, first, *_ = table
+        better = [row for row in table if row["difference"] < -errors * row["error"]]
+        use = lowest(better) if better else first
+        return use if use["value"] < raw["value"] else raw
+
+    return rule
+
+
+NUMBERS = (  # from fewest numbers to most
+    *("none", "temperature", "ensemble", "sample", "clip | sample"),
+    *("spline", "isotonic", "svs", "sample | svs"),
+)
+RULES = {
+    "always `sample`": lambda table: table[1],
+    "lowest loss on rows left out": lowest,
+    "fewest numbers within a standard error of the lowest": fewest,
+    "`sample`, unless another is better by 1 standard error": unless(1.0),
+    "`sample`, unless another is better by 2 standard errors: `auto`": unless(2.0),
+}
+HINDSIGHT = "the best on the scored rows, known to nobody"
+
+
+def rules_on(pack, path, size):
+    """Rule -> NLL of each resplit."""
+    found = {}
+    for rep in range(RULE_REPS):
+        batch, fit, test, head = split_of(pack, path, size, rep)
+        rows, others = batch.rows(fit), batch.rows(test)
+        table = fitted("auto", rows, head).report.steps[0].details["choice"]
+        losses = {
+            row["recipe"]: outcome(
+                None if row["recipe"] == "none" else fitted(row["recipe"], rows, head), others, head
+            )
+            for row in table
+        }
+        now = {rule: losses[choose(table)["recipe"]] for rule, choose in RULES.items()}
+        now |= {HINDSIGHT: min(losses.values()), BASE: losses[BASE]}
+        for rule, loss in now.items():
+            found.setdefault(rule, []).append(round(loss, 6))
+    return found
+
+
+TOLD = {  # what the page says of them in words
+    "pair": "terms: norm, energy",
+    "bare": "all five terms, neither offsets nor b",
+    "scaled": "the same, ten times the ridge",
+    "bold": "ridge no stronger where few rows are wrong",
+    "svs": "sample | svs",
+}
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def over(cell, words, base):
+    """Mean relative difference in NLL over the resplits that both have, in percent."""
+    pairs = zip(cell[words], cell[base], strict=False)
+    return 100 * fmean(mine / its - 1 for mine, its in pairs)
+
+
+def by_packs(part, size, words, base):
+    """The same on each pack that has it."""
+    cells = [of_pack[str(size)] for of_pack in part.values() if str(size) in of_pack]
+    return [over(cell, words, base) for cell in cells if words in cell]
+
+
+def form_rows(part):
+    """A row for each form, of both sizes."""
+    rows = []
+    for words in (OURS, *RECIPES, *FORMS, BIASED, *CHAINS):
+        base, ours = ([by_packs(part, n, words, other) for n in SIZES] for other in (BASE, OURS))
+        cells = [f"{figure(each):+.2f}" for figure in (fmean, max) for each in base]
+        cells += [f"{fmean(each):+.2f}" for each in ours]
+        cells += [f"{sum(round(one, 2) < 0 for one in each)} of {len(each)}" for each in ours]
+        named = f"`{words}`" if words in (OURS, *CHAINS) else words
+        rows.append((named, *(cells if words != OURS else [*cells[:4], *4 * [""]])))
+    return rows
+
+
+def rule_rows(part):
+    """A row for each rule, of all sizes."""
+    return [
+        (rule, *(f"{fmean(by_packs(part, size, rule, BASE)):+.2f}" for size in RULE_SIZES))
+        for rule in (*RULES, HINDSIGHT)
+    ]
+
+
+def grid(headings, rows):
+    return Table("", headings, tuple(rows)).markdown(numeric=[False] + [True] * (len(headings) - 1))
+
+
+INTRO = """\
+`sample` is z / T(x) + b e_top: five terms and an offset for each predicted class make T(x). Here
+are other forms, fitted the same way on the same resplits, {reps} of each of the {packs} packs with
+features (half as many of one with 1,000 classes, and half of those for the last {slow} lines).
+"Terms" are those of `sample` with other names in them; "and" is all of `sample` with something
+more. NLL in percent, means over packs; a pack counts as better from 0.01 % on.
+
+Kept are all five terms (norm and energy alone: {pair} % at {few} and {many} rows), and both the
+offsets and b, which pay most once there are rows to learn them from (neither: {bare} %). A further
+term, squares, directions of the features, a mixture or a bias lowers NLL at neither size by as much
+as 0.1 %. Two choices are on the careful side: terms divided by their standard deviation with a
+stronger ridge ({scaled} %), and a ridge that does not grow where few rows are wrong ({bold} %), are
+better with few rows and about the same with many. `sample | svs` is worse with few rows and better
+with many ({svs} %), which is why `auto` tries it."""
+
+RULES_INTRO = """\
+`auto` chooses by rows left out of the fit, and there are several rules to do so. NLL over
+`temperature` in percent, means over {reps} resplits each of {packs}:"""
+
+
+def page_part(results):
+    """All between the markers."""
+    forms, rules, setting = results["forms"], results["rules"], results["setting"]
+    few, many = (f"{size:,} rows" for size in SIZES)
+
+    def told(words):
+        return " and ".join(f"{fmean(by_packs(forms, size, words, OURS)):+.2f}" for size in SIZES)
+
+    headings = ("form", f"over `{BASE}`, {few}", many, f"worst pack, {few}", many)
+    headings += (f"over `{OURS}`, {few}", many, f"packs better than `{OURS}`, {few}", many)
+    rule_sizes = [f"{size:,} rows" for size in RULE_SIZES]
+    said = {key: told(words) for key, words in TOLD.items()}
+    sizes = {"few": f"{SIZES[0]:,}", "many": f"{SIZES[1]:,}", "packs": len(forms)}
+    return "\n\n".join(
+        [
+            INTRO.format(reps=setting["resplits"], slow=len(CHAINS), **sizes, **said),
+            grid(headings, form_rows(forms)),
+            RULES_INTRO.format(reps=setting["rule_resplits"], packs=", ".join(sorted(rules))),
+            grid(("rule", *rule_sizes), rule_rows(rules)),
+        ]
+    )
+
+
+def filled(text, part):
+    """The page with this part between its markers."""
+    head, rest = text.split(START)
+    return f"{head}{START}\n{part}\n{END}{rest.split(END)[1]}"
+
+
+# --- all of it -----------------------------------------------------------------------------------
+
+
+def write(path, results):
+    """JSON with a line for each form or rule."""
+    text = json.dumps(results, indent=1)
+    path.write_text(
+        re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text) + "\n"
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--packs", nargs="+", metavar="NAME", help="these alone")
+    parser.add_argument("--extra", type=Path, metavar="FOLDER", help="networks that are held out")
+    parser.add_argument(
+        "--parts", nargs="*", choices=("forms", "rules"), default=["forms", "rules"]
+    )
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    paths = {path.stem: path for path in sorted(PACKS.glob("*.npz"))}
+    extra = held_out(options.extra) if options.extra else {}
+    paths |= {name: path for name, path in extra.items() if name not in paths}
+    results = json.loads(options.output.read_text()) if options.output.exists() else {}
+    results |= {"made_by": "experiments/variants.py", "versions": versions()}
+    results["setting"] = {"resplits": REPS, "recipe_resplits": FEW, "rule_resplits": RULE_REPS}
+    for part in options.parts:
+        on, sizes = {"forms": (forms_on, SIZES), "rules": (rules_on, RULE_SIZES)}[part]
+        for pack in options.packs or (paths if part == "forms" else RULE_PACKS):
+            if pack in paths and opened(paths[pack])[1] is not None:
+                found = {str(size): on(pack, paths[pack], size) for size in sizes}
+                results.setdefault(part, {})[pack] = found
+                write(options.output, results)
+                print(f"{part}: {pack}", flush=True)
+    PAGE.write_text(filled(PAGE.read_text(), page_part(results)))
+    print(f"Wrote its part of {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
