@@ -363,11 +363,13 @@ def merged(old, packs, found):
             both = results.setdefault(pack, {}).get(size, {}) | new
             results[pack][size] = dict(sorted(both.items(), key=lambda item: order.index(item[0])))
         results[pack] = dict(sorted(results[pack].items(), key=lambda item: int(item[0])))
+    kept = (c for of in results.values() for some in of.values() for c in some.values())
+    most = max((len(c["nll"]) for c in kept if "nll" in c), default=0)
     return {
         "made_by": "experiments/study.py",
         "versions": versions(),
         "setting": {
-            **{"resplits": REPS, "test_rows_at_most": TEST, "test_rows_at_least": LEAST},
+            **{"resplits": most, "test_rows_at_most": TEST, "test_rows_at_least": LEAST},
             **{
                 "bins": BINS,
                 "limit_seconds": [LIMIT, LONGEST],

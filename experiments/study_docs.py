@@ -356,7 +356,9 @@ def left_out(study):
             by_sizes.setdefault(at, set()).add(pack)
         where = "; ".join(f"{told(packs, study)}{at}" for at, packs in by_sizes.items())
         lines.setdefault((where, reason), []).append(name(recipe))
-    return "\n".join(f"- {', '.join(who)} on {where}: {why}" for (where, why), who in lines.items())
+    reasons = [f"- {', '.join(who)} on {where}: {why}" for (where, why), who in lines.items()]
+    most = f"- Everything else on every pack: {study.setting['resplits']} resplits"
+    return "\n".join([most, *reasons])
 
 
 def why_not(recipe, kept, resplits):
