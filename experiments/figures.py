@@ -79,7 +79,8 @@ def fitted(fit):
     parts = []
     for step in fit["steps"]:
         values = [f"{names[k]} = {step[k]:.3f}" for k in names if step.get(k) is not None]
-        values = [f"`{step['recipe']}`", *values] if "recipe" in step else values
+        if "recipe" in step:
+            values = ["`" + step["recipe"].replace("|", "\\|") + "`", *values]
         parts.append(f"{step['name']}: no-op" if step["noop"] else ", ".join(values))
     return ", ".join(parts)
 

@@ -22,7 +22,7 @@ from featcal.heads.head import Wrapper
 def calibrate(
     model: nn.Module,
     loader: Iterable[Any],
-    recipe: str | Calibrator = "auto",
+    recipe: str | Calibrator | None = None,
     *,
     head: str | None = None,
     layer: str | None = None,
@@ -34,13 +34,15 @@ def calibrate(
     Args:
         model: the trained classifier; left untouched.
         loader: labelled batches the model was not trained on; see `collect` for their forms.
-        recipe: what to fit, as text or as a calibrator, which is then fitted in place; by default
-            what does best on rows left out of the fit.
+        recipe: what to fit, as text or as a calibrator, which is then fitted in place; None for
+            "auto", or with a layer for "clip | temperature".
         head: dotted path of the last layer, when it is not found by itself.
         layer: dotted path of another layer, whose output the feature steps are to act on.
         mode: "joint" or "sequential"; see `Calibrator.fit`.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
     """
+    if recipe is None:
+        recipe = "auto" if layer is None else "clip | temperature"
     calibrator = parse(recipe) if isinstance(recipe, str) else recipe
     check_uncalibrated(model)
     if layer is not None:

@@ -365,7 +365,6 @@ def settle(
     *,
     always: bool = False,
     criterion: Loss | None = None,
-    now: float | None = None,
 ) -> StepReport:
     """Measures a step as it was just fitted; one that does not lower the loss is reset.
 
@@ -379,10 +378,9 @@ def settle(
         details: further figures, ready for JSON.
         always: keep the values whatever they do, as published forms demand.
         criterion: what has to fall instead of the loss.
-        now: the loss with the step, where its search knows it.
     """
     before, mapped = problem.loss_before(), after(problem, step).data
-    now = measure(mapped, problem.loss)[0] if now is None else now
+    now = measure(mapped, problem.loss)[0]
     details = {} if details is None else details
     falls = now < before
     if criterion is not None and criterion is not problem.loss:
@@ -460,7 +458,7 @@ class FitReport:
     @property
     def choice(self) -> StepReport | None:
         """The step that chose among recipes, where one did."""
-        return next((step for step in self.steps if "choice" in step.details), None)
+        return next((step for step in self.steps if step.details.get("choice")), None)
 
     @property
     def noop(self) -> bool:

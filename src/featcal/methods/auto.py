@@ -20,7 +20,17 @@ from featcal.core import dist
 from featcal.core.batch import Batch, Head, Through, joined, stored_logits, unchecked
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, accuracy, after, nll, run_steps
+from featcal.core.fit import (
+    CRITERIA,
+    Facts,
+    Loss,
+    Problem,
+    StepReport,
+    accuracy,
+    after,
+    nll,
+    run_steps,
+)
 from featcal.core.progress import calm, track
 from featcal.core.sample import row_hash
 from featcal.core.text import parse
@@ -70,7 +80,7 @@ class Auto(Calibrator):
         return self.choice.keeps_accuracy
 
     def outcome(self) -> Calibrator:
-        """What was chosen, with the report of the choice."""
+        """What was chosen, with the report of the choice: a recipe like any other, to be kept."""
         self.choice.report = self.report
         return self.choice
 
@@ -89,33 +99,43 @@ class Auto(Calibrator):
         facts, before = problem.facts, problem.loss_before()
         first = FIRST if problem.loss is nll else "temperature"  # which takes any loss
         names = [NONE, first]
-        for name in OTHERS[first != FIRST :]:
+        for name in OTHERS:
             step = parse(name)
             fed = not step.needs_features or (problem.head is not None and facts.width > 0)
             kept = step.keeps_accuracy or not self.keep_predictions
-            many = "svs" not in name or facts.rows >= PER_CLASS * facts.classes
-            names += [name] if fed and kept and many else []
+            many = "svs" not in name or judged_rows(facts) >= PER_CLASS * facts.classes
+            takes = first == FIRST or not (name == first or FIRST in name)
+            names += [name] if fed and kept and many and takes else []
         with calm(0):  # thousands of small sums
             table = judged(names, problem, CRITERIA[self.metric])
         details: dict[str, Any] = {"metric": self.metric, "choice": [asdict(row) for row in table]}
-        metric, use = self.metric.upper(), to_use(table) if table else None
-        if use is None or use is table[0]:
-            message = f"nothing: no recipe is known to lower {metric} on rows left out of its fit"
-            if use is None:
-                message = "nothing: there are too few rows to choose a recipe by"
+        metric = self.metric.upper()
+        if table:
+            use, raw = to_use(table), table[0]
+            message = (
+                f"{use.recipe}: on rows left out of its fit {metric} is {use.value:.4f}, and "
+                f"{raw.value:.4f} as it is"
+            )
+            if use is raw:
+                message = (
+                    f"nothing: {first} does not lower {metric} on rows left out of its fit, and no "
+                    "other recipe is better than it beyond chance"
+                )
+            recipe = use.recipe
+        else:
+            recipe = first if facts.rows >= GROUPS else NONE
+            message = f"{recipe}: too few different rows to judge recipes by"
+        if recipe == NONE:
             return [StepReport(self.name, {}, True, before, before, True, message, "", details)]
-        self.choice = parse(use.recipe).to(facts.device)
+        self.choice = parse(recipe).to(facts.device)
         steps = run_steps(self.choice.steps_in_order(), problem, "joint")
-        values: dict[str, Any] = {"recipe": use.recipe}
-        for told in reversed(steps):  # where two steps have a value of one name, the first tells
-            values |= told.values
+        values: dict[str, Any] = {"recipe": recipe}
+        for part in reversed(steps):  # where two steps have a value of one name, the first tells
+            values |= part.values
         settled = all(step.converged for step in steps)
-        message = (
-            f"{use.recipe}: on rows left out of its fit {metric} is {use.value:.4f}, and "
-            f"{table[0].value:.4f} as it is"
-        )
         now, idle = steps[-1].loss_after, all(step.noop for step in steps)
-        details["steps"] = [step.as_json() for step in steps]
+        told = (replace(step, head_passes=0) for step in steps)  # those of judging were among them
+        details["steps"] = [step.as_json() for step in told]
         warning = " ".join(filter(None, (step.warning for step in steps)))
         return [
             StepReport(self.name, values, idle, before, now, settled, message, warning, details)
@@ -130,7 +150,7 @@ class Judged:
     Attributes:
         recipe: its text.
         value: of the metric.
-        difference: from that of `sample`; below 0 where it is better.
+        difference: from that of the second row, `sample` as a rule; below 0 where it is better.
         error: the standard error of the difference, from groups of rows left out in turn.
         accuracy: of its predictions.
     """
@@ -213,7 +233,7 @@ def sampled(problem: Problem) -> tuple[Batch, Tensor]:
     No more than a share of many rows is taken, so that they fit into memory.
     """
     facts = problem.facts
-    share = -(-facts.rows // min(SAMPLE, max(LOGITS // facts.classes, 1)))
+    share = -(-facts.rows // judged_rows(facts))
     parts, groups = [], []
     for batch in problem.data:
         group = row_hash(stored_logits(batch).bfloat16()) * (GROUPS * share) >> 32
@@ -224,6 +244,11 @@ def sampled(problem: Problem) -> tuple[Batch, Tensor]:
         labels, logits = empty[:, 0].long(), empty.expand(0, facts.classes)
         return unchecked(logits, labels, empty.expand(0, facts.width)), labels
     return joined(parts), torch.cat(groups)
+
+
+def judged_rows(facts: Facts) -> int:
+    """How many rows, about, recipes are judged on."""
+    return min(facts.rows, SAMPLE, max(LOGITS // facts.classes, 1))
 
 
 def part_of(problem: Problem, rows: Batch) -> Problem:

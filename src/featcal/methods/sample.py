@@ -137,7 +137,7 @@ class SampleTemperature(Calibrator):
             if best is None:
                 message += "left out of the fit, rows do no better with their own"
                 return [settle(self, problem, values, message, details=details)]
-            at, settled, now = fit.whole(best)
+            at, settled = fit.whole(best)
         size = len(fit.names)
         self.assign(
             temperature=common.temperature / float(at[0].exp()),
@@ -156,7 +156,7 @@ class SampleTemperature(Calibrator):
             f"T = {float(self.temperature):.4g} on average; rows "
             f"{more if effect[strongest] < 0 else less} were the most overconfident"
         )
-        return [settle(self, problem, values, message, settled, details=details, now=now)]
+        return [settle(self, problem, values, message, settled, details=details)]
 
 
 def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor) -> Tensor:
@@ -164,10 +164,9 @@ def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor) -> T
     block = max(BLOCK // logits.shape[1], 1)
     if len(logits) > block:
         cuts = [slice(start, start + block) for start in range(0, len(logits), block)]
-        rows = (None if features is None else features[cut] for cut in cuts)
-        return torch.cat(
-            [terms_of(names, *pair) for pair in zip(rows, (logits[c] for c in cuts), strict=True)]
-        )
+        parts = [None if features is None else features[cut] for cut in cuts]
+        pairs = zip(parts, (logits[cut] for cut in cuts), strict=True)
+        return torch.cat([terms_of(names, *pair) for pair in pairs])
     tiny = torch.finfo(logits.dtype).tiny
     away = logits - logits.mean(1, keepdim=True)
     found = {"energy": away.logsumexp(1).log(), "spread": away.square().mean(1).clamp(min=tiny)}
@@ -251,15 +250,13 @@ class System:
     """Newton's linear system at a point: (t, a, b) dense, c diagonal.
 
     Attributes:
-        loss: the mean NLL.
-        value: the same with the ridge.
+        value: the mean NLL with the ridge.
         slope: (2 + t + k,).
         border: what couples c with the rest, (k, 2 + t).
         own: the second derivatives of c, (k,).
         inverse: of the rest once c is eliminated, (2 + t, 2 + t).
     """
 
-    loss: float
     value: float
     slope: Tensor
     border: Tensor
@@ -279,7 +276,7 @@ class System:
         size = size.abs().clamp(min=1e-6 * float(size.abs().max()))  # down is walked down too
         penalty = float((ridge * at.square()).sum()) / 2
         inverse = axes @ (axes / size).T
-        return cls(float(value), float(value) + penalty, slope + ridge * at, border, own, inverse)
+        return cls(float(value) + penalty, slope + ridge * at, border, own, inverse)
 
     def step(self) -> Tensor:
         """Where Newton's method goes from here."""
@@ -362,11 +359,11 @@ class _Fit:
         details["strength"] = best
         return best
 
-    def whole(self, strength: float) -> tuple[Tensor, bool, float]:
-        """The fit to all rows, whether it settled, and the mean NLL there."""
+    def whole(self, strength: float) -> tuple[Tensor, bool]:
+        """The fit to all rows, and whether it settled."""
         every, rows = partial(self.rows, sampled=False), self.problem.facts.rows
-        at, system, settled = self.newton(every, rows, strength, self.starts[strength])
-        return at, settled, system.loss
+        at, _, settled = self.newton(every, rows, strength, self.starts[strength])
+        return at, settled
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
         """The curves of rows at a point, (6, n)."""

@@ -216,7 +216,8 @@ def page_tables(content: Content) -> dict[str, Table]:
         recipe_table("changed", entries[1:]),
         classes_table(*content.classes),
     ]
-    made = [report.choice for entry in entries for report in entry.row.reports]
+    own = [entry.row for entry in (entries[content.pick], *entries) if not entry.file]
+    made = [report.choice for row in own for report in row.reports]
     found += [choice_table(step) for step in made if step is not None][:1]
     if len(most.rows):
         found.append(examples_table(most, content.scene.pack.manifest.class_names))
