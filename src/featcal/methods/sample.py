@@ -161,12 +161,6 @@ class SampleTemperature(Calibrator):
 
 def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor) -> Tensor:
     """The logarithms of the statistics, (n, t), in the logits' precision."""
-    block = max(BLOCK // logits.shape[1], 1)
-    if len(logits) > block:
-        cuts = [slice(start, start + block) for start in range(0, len(logits), block)]
-        parts = [None if features is None else features[cut] for cut in cuts]
-        pairs = zip(parts, (logits[cut] for cut in cuts), strict=True)
-        return torch.cat([terms_of(names, *pair) for pair in pairs])
     tiny = torch.finfo(logits.dtype).tiny
     away = logits - logits.mean(1, keepdim=True)
     found = {"energy": away.logsumexp(1).log(), "spread": away.square().mean(1).clamp(min=tiny)}
@@ -307,8 +301,14 @@ class _Fit:
         wrong = torch.zeros(1, dtype=torch.float64)
         for batch in problem.data:
             logits = stored_logits(batch)
-            reads = features_of(batch) if set(self.names) & set(OF_FEATURES) else None
-            terms = terms_of(self.names, reads, logits).double()
+            block = max(BLOCK // facts.classes, 1)
+            cut = [batch.rows(slice(at, at + block)) for at in range(0, len(batch), block)]
+            reads = bool(set(self.names) & set(OF_FEATURES))
+            found = [
+                terms_of(self.names, features_of(part) if reads else None, stored_logits(part))
+                for part in cut or [batch]
+            ]
+            terms = torch.cat(found).double()
             self.terms.append(terms)
             self.tops.append(predicted(logits))
             sums += torch.stack([terms.sum(0), terms.square().sum(0)]).cpu()
