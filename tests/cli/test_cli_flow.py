@@ -166,7 +166,8 @@ def test_demo(tmp_path):
     assert pictures[0].read_bytes().startswith(b"\x89PNG")
     assert said.splitlines()[-1] == f"Report, for a browser: {page}"
     assert page.read_text().startswith("<!doctype html>")
-    raw, best = re.search(r"error: ([\d.]+)% before, ([\d.]+)% after", said).groups()
+    told = " ".join(said.split())
+    raw, best = re.search(r"calibration error ([\d.]+)% before, ([\d.]+)% after", told).groups()
     assert float(best) < float(raw) / 4
 
 

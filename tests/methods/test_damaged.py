@@ -44,6 +44,7 @@ def test_damaged_values_are_refused_or_sound(recipe, world, tmp_path):
     batch = Batch(world.logits, world.labels, world.features)
     fitted = parse(recipe)
     fitted.fit(batch, world.head, train=batch if fitted.needs_train else None)
+    fitted = fitted.outcome()
     assert not fitted.report.noop
     featcal.load(featcal.save(fitted, tmp_path / "whole.safetensors"))
     found = [
