@@ -27,12 +27,13 @@ from train_published import WEIGHTS
 import featcal
 from featcal.core.batch import bin_index
 from featcal.core.checks import InputError
+from featcal.core.text import NONE
 from featcal.datasets import Images, load_images, normalisations, split
 from featcal.metrics import Predictions
 from featcal.metrics.columns import COLUMNS
 from featcal.models import build
 from featcal.report.bootstrap import Interval, Resamples, interval, verdict
-from featcal.report.compare import NONE, Fits, parse_all, versions
+from featcal.report.compare import Fits, parse_all, versions
 from featcal.report.diagram import METADATA, TEXT, own_style
 from featcal.report.scores import calibrated_logits
 from featcal.report.tables import Table, fitted_text

@@ -27,12 +27,12 @@ from featcal.core.batch import device_of
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError, check_choice, check_flags, check_whole
 from featcal.core.fit import MODES, Mode, undisturbed
-from featcal.core.text import parse
+from featcal.core.text import NONE, parse
 from featcal.data.collect import Collected, Unpack, collect
 from featcal.heads.attach import attach
 from featcal.heads.find import find_head
 from featcal.io import save
-from featcal.report.compare import NONE, Comparison, compare
+from featcal.report.compare import Comparison, compare
 
 Trainer: TypeAlias = Any  # of the Lightning that is loaded
 Weights = Literal["last", "best"]

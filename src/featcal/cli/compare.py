@@ -18,12 +18,12 @@ from featcal.cli import app
 from featcal.cli.fit import check_recipe, check_train
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
+from featcal.core.text import NONE
 from featcal.data import Pack
 from featcal.data.pack import demo_pack
 from featcal.metrics.columns import COLUMNS, USUAL, columns
 from featcal.report import tables
 from featcal.report.compare import (
-    NONE,
     RESAMPLES,
     Comparison,
     parse_all,
@@ -276,11 +276,10 @@ def demo(out: Path) -> app.Answer:
     pack = demo_pack()
     with app.progress_bar():
         content = Content.of(pack, command="featcal demo")
+    # Without intervals, which the page has: a screen is narrow.
     rows = [replace(r, scores=replace(r.scores, replicates={})) for r in content.comparison]
     settings = {**content.comparison.settings, "resamples": 0}
-    found = Comparison(
-        tuple(rows), (None,) * len(rows), settings
-    )  # without intervals, for a screen
+    found = Comparison(tuple(rows), (None,) * len(rows), settings)
     out.mkdir(parents=True, exist_ok=True)
     diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in found]
     pictures = save_comparison(diagrams, out / "reliability", overwrite=True)

@@ -16,10 +16,9 @@ from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.files import check_free, new_file
 from featcal.core.fit import Mode, StepReport, survey
 from featcal.core.progress import tell
-from featcal.core.text import parse
+from featcal.core.text import NONE, parse
 from featcal.data import Pack
 from featcal.metrics.columns import COLUMNS
-from featcal.report.compare import NONE
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
 from featcal.report.tables import Table, folded, step_text

@@ -18,6 +18,7 @@ from featcal.core.checks import InputError
 
 Made = TypeVar("Made")
 
+NONE = "none"  # the recipe that leaves the network as it is
 LONGEST = 2000  # characters; no honest text comes near, and the parser is kept from deep nesting
 # What `ast.literal_eval` raises, and no more: "{[]: 1}" and ten thousand brackets among them.
 NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)

@@ -33,10 +33,9 @@ from featcal.core.fit import (
 )
 from featcal.core.progress import calm, track
 from featcal.core.sample import row_hash
-from featcal.core.text import parse
+from featcal.core.text import NONE, parse
 from featcal.methods.temperature import Temperature
 
-NONE = "none"
 FIRST = "sample"
 OTHERS = ("temperature", "ensemble", "clip | sample", "spline", "isotonic", "svs", "sample | svs")
 BEYOND = 2.0  # standard errors by which another recipe must be better
@@ -98,16 +97,9 @@ class Auto(Calibrator):
         self.reset()
         facts, before = problem.facts, problem.loss_before()
         first = FIRST if problem.loss is nll else "temperature"  # which takes any loss
-        names = [NONE, first]
-        for name in OTHERS:
-            step = parse(name)
-            fed = not step.needs_features or (problem.head is not None and facts.width > 0)
-            kept = step.keeps_accuracy or not self.keep_predictions
-            many = "svs" not in name or judged_rows(facts) >= PER_CLASS * facts.classes
-            takes = first == FIRST or not (name == first or FIRST in name)
-            names += [name] if fed and kept and many and takes else []
+        others = [name for name in OTHERS if name != first and self.suits(name, problem)]
         with calm(0):  # thousands of small sums
-            table = judged(names, problem, CRITERIA[self.metric])
+            table = judged([NONE, first, *others], problem, CRITERIA[self.metric])
         details: dict[str, Any] = {"metric": self.metric, "choice": [asdict(row) for row in table]}
         metric = self.metric.upper()
         if table:
@@ -140,6 +132,14 @@ class Auto(Calibrator):
         return [
             StepReport(self.name, values, idle, before, now, settled, message, warning, details)
         ]
+
+    def suits(self, name: str, problem: Problem) -> bool:
+        """Whether a recipe may be tried on such rows."""
+        recipe, facts = parse(name), problem.facts
+        fed = not recipe.needs_features or (problem.head is not None and facts.width > 0)
+        kept = recipe.keeps_accuracy or not self.keep_predictions
+        many = "svs" not in name or judged_rows(facts) >= PER_CLASS * facts.classes
+        return fed and kept and many and (problem.loss is nll or FIRST not in name)
 
 
 @final
@@ -202,28 +202,21 @@ def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]
                 logits = stored_logits(part)
                 sums[place, one, :-1] += metric(logits, part).cpu()
                 sums[place, one, -1] += accuracy(logits, part).cpu()[0]
-    sums, rows_in = dist.total(sums), float(count.sum())
     kept = [place for place in range(len(names)) if place not in refused]
-    whole = [metric.value(sums[place, :, :-1].sum(0), rows_in) for place in kept]
-    without = torch.tensor(  # (recipes, groups): the metric once each group is left out
-        [
-            [
-                metric.value(
-                    (sums[place].sum(0) - sums[place, one])[:-1], rows_in - float(count[one])
-                )
-                for one in range(GROUPS)
-            ]
-            for place in kept
-        ],
-        dtype=torch.float64,
-    )
-    apart = without - without[1]  # from `sample`
+    sums = dist.total(sums)[kept]
+    every, rows_in = sums.sum(1), float(count.sum())
+    whole = [metric.value(part[:-1], rows_in) for part in every]
+    rest = every[:, None] - sums  # without each group in turn, (recipes, groups, ...)
+    left = (rows_in - count).tolist()
+    values = [[metric.value(*pair) for pair in zip(one[:, :-1], left, strict=True)] for one in rest]
+    without = torch.tensor(values, dtype=torch.float64)
+    apart = without - without[1]
     spread = (apart - apart.mean(1, keepdim=True)).square().sum(1)
-    errors = (spread * (GROUPS - 1) / GROUPS).sqrt().tolist()
-    right = (sums[:, :, -1].sum(1) / rows_in).tolist()
+    errors = (spread * (GROUPS - 1) / GROUPS).sqrt().tolist()  # the jackknife's
+    right = (every[:, -1] / rows_in).tolist()
     return [
-        Judged(names[place], value, value - whole[1], error, right[place])
-        for place, value, error in zip(kept, whole, errors, strict=True)
+        Judged(names[place], value, value - whole[1], error, share)
+        for place, value, error, share in zip(kept, whole, errors, right, strict=True)
     ]
 
 

@@ -18,6 +18,7 @@ from featcal.core.batch import KEEP_BYTES, Data, Head, as_data
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.progress import calm, track
+from featcal.core.text import NONE
 from featcal.data import Pack
 from featcal.data.pack import MANIFEST, sha256
 from featcal.methods.clip import FeatureClip
@@ -26,7 +27,6 @@ from featcal.page.wording import Summary, named, words
 from featcal.report.bootstrap import Resamples, checked_resamples
 from featcal.report.compare import (
     DEFAULT_RECIPES,
-    NONE,
     RESAMPLES,
     Comparison,
     Row,

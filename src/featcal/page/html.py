@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, final
 
 from featcal.analysis import ChangedPredictions, ClipSweep, GroupCalibration
 from featcal.core.fit import StepReport
+from featcal.core.text import NONE
 from featcal.metrics.columns import columns
 from featcal.page.content import Content, Entry
 from featcal.page.verdict import Certainty, contest
 from featcal.page.wording import ASSETS, environment, missing, named, percent, say, words
-from featcal.report.compare import NONE, Comparison
+from featcal.report.compare import Comparison
 from featcal.report.tables import Table as TextTable
 from featcal.report.tables import metric_cells, notes
 from featcal.version import __version__

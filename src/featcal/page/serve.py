@@ -18,12 +18,12 @@ from typing import Any, final
 
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
-from featcal.core.text import parse
+from featcal.core.text import NONE, parse
 from featcal.page.content import Content, Entry, check_train, clipped, sweep
 from featcal.page.html import comparison_table, recipe_cells, rows_html
 from featcal.page.verdict import Certainty, idle
 from featcal.page.wording import say
-from featcal.report.compare import NONE, compare
+from featcal.report.compare import compare
 
 
 @final

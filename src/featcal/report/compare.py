@@ -21,7 +21,7 @@ from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, w
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.progress import track
 from featcal.core.sample import Folds
-from featcal.core.text import parse
+from featcal.core.text import NONE, parse
 from featcal.heads.head import as_head
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
@@ -41,7 +41,6 @@ from featcal.report.scores import Scores, calibrated_logits, check_usable, score
 from featcal.report.tables import markdown
 from featcal.version import __version__
 
-NONE = "none"  # the recipe that leaves the network as it is
 DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
 RESAMPLES = 1000
 
