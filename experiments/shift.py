@@ -55,11 +55,14 @@ AT_ONCE = {"cuda": 1000, "cpu": 100}  # images: what fills a GPU, what a core's 
 PAIRED = ("nll", "ece")  # with an interval of the difference from BASE
 CLEAN = "clean"
 INTRO = """\
-A calibrator is a promise about rows like those it was fitted on. Here they are unlike: images that
-are noisy, blurred, pale or compressed, and questions that no class covers. Nothing is fitted on
-them. `make shift` judges a network that `experiments/train_published.py` trained with
-`--keep-weights`; the damage is in `experiments/corruptions.py`, in the manner of Hendrycks and
-Dietterich (ICLR 2019), with strengths of our own. `make examples` asks the questions."""
+A calibrator is a promise about rows like those it was fitted on. Here they are unlike, and nothing
+is fitted on them. `make examples` asks questions that no class covers."""
+DAMAGED = """\
+Images that are noisy, blurred, pale or compressed: `make shift` judges a network that
+`experiments/train_published.py` trained with `--keep-weights`; the damage is in
+`experiments/corruptions.py`, in the manner of Hendrycks and Dietterich (ICLR 2019), with strengths
+of our own."""
+NO_IMAGES = "Damaged images, which `make shift` is for, have not been judged yet."
 
 
 # --- one network ---------------------------------------------------------------------------------
@@ -385,7 +388,8 @@ def page_part(results, text_results):
     if parts:
         words = "lines over strengths of damage from clean to 5, one for each recipe"
         parts.insert(0, f"![ECE and NLL under shift: {words}](images/{PICTURE.name})")
-    return "\n\n".join([INTRO, *parts, scope_part(text_results)])
+    images = [DAMAGED, *parts] if parts else [NO_IMAGES]
+    return "\n\n".join([INTRO, *images, scope_part(text_results)])
 
 
 def by_dataset(results):
