@@ -101,6 +101,14 @@ def test_what_is_recommended(rows, pick):
     assert (facts.pick and facts.pick.text) == (pick and rows[pick - 1].recipe)
 
 
+def test_a_value_at_a_cap_is_never_recommended():
+    step = StepReport("temperature", {"temperature": 6e-3}, False, 1.0, 0.5, False, "cap", "cap")
+    report = FitReport("temperature", "joint", "nll", 300, (step,), 1.0, 0.5, 0.1)
+    assert judged(row("none"), good("temperature", report=report)).pick is None
+    other = judged(row("none"), good("temperature", report=report), good("svs", seed=1, nll=0.82))
+    assert other.pick.text == "svs"
+
+
 def test_of_equals_with_as_many_steps_the_one_that_learned_fewer_numbers_is_the_simplest():
     wide = good("matrix", seed=1, nll=0.799, **TIED)
     wide.calibrator.assign(weight=torch.eye(4), offset=torch.zeros(4))

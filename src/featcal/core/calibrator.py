@@ -35,6 +35,8 @@ from featcal.core.fit import (
     Problem,
     Stepped,
     StepReport,
+    accuracy,
+    cautious,
     evaluating,
     exact,
     measure,
@@ -133,13 +135,15 @@ class Calibrator(nn.Module, ABC):
             raw = Through(data, partial(raw_logits, head=counted), features=reads)
             seen = None if train is None else as_data(train, head)
             with calm(facts.work, FEW_LARGE):
-                before = measure(raw, loss)[0]
+                before, right = measure(raw, loss, accuracy)
                 if not math.isfinite(before):  # a broken head, or finite features of a huge size
                     raise InputError(
                         f"the network's own {loss.name} is {before}: the head's logits are NaN or "
                         "infinite; check the head, and remove or rescale the rows that cause it"
                     )
                 problem = Problem(data, raw, counted, loss, facts, train=seen, before=before)
+                if not any(getattr(step, "reference", False) for step in self.steps_in_order()):
+                    problem = cautious(problem, right)
                 steps = tuple(run_steps(self.steps_in_order(), problem, mode))
         self.report = FitReport(
             recipe=repr(self),

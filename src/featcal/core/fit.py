@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +43,7 @@ Mode = Literal["joint", "sequential"]
 MODES: tuple[Mode, ...] = ("joint", "sequential")
 
 ECE_BINS = 15
+FEW = 10  # wrong rows from which on the data alone decide
 HEAD_ROWS = 64  # of the first batch, on which a head is tried
 
 
@@ -61,6 +63,10 @@ class Loss:
             error such as ECE is a function of its bins' sums.
         size: s, known beforehand so that a rank without rows can still take part.
         smooth: whether the sums have a gradient in the logits that a descent can follow.
+        any_label: logits -> the sums if every class were the label of every row equally often; None
+            where a loss does not say.
+        smoothing: the share of every row's label that is such.
+        plain: the loss without it, where there is some.
     """
 
     name: str
@@ -68,6 +74,25 @@ class Loss:
     value: Callable[[Tensor, float], float] = mean
     size: int = 1
     smooth: bool = True
+    any_label: Callable[[Tensor], Tensor] | None = None
+    smoothing: float = 0.0
+    plain: Loss | None = None
+
+    @property
+    def base(self) -> Loss:
+        """The loss of the labels as they are."""
+        return self if self.plain is None else self.plain
+
+    def smoothed(self, share: float) -> Loss:
+        """The loss with a share of every label spread over all classes; itself for none."""
+        any_label = self.any_label
+        if not share or any_label is None:
+            return self
+
+        def sums(logits: Tensor, batch: Batch) -> Tensor:
+            return (1 - share) * self.sums(logits, batch) + share * any_label(logits)
+
+        return replace(self, sums=sums, smoothing=share, plain=self)
 
     def after(self, change: Callable[[Tensor], Tensor]) -> Loss:
         """This loss of changed logits, as a search over a method's values needs it."""
@@ -83,11 +108,21 @@ def _nll_sums(logits: Tensor, batch: Batch) -> Tensor:
     return rows.sum(dtype=torch.float64).view(1)
 
 
+def _nll_of_any(logits: Tensor) -> Tensor:
+    rows = logits.logsumexp(1) - logits.mean(1)
+    return rows.sum(dtype=torch.float64).view(1)
+
+
 def _brier_sums(logits: Tensor, batch: Batch) -> Tensor:
     probs = logits.softmax(1)
     true = probs.gather(1, batch.labels[:, None])[:, 0]
     # sum_k (p_k - y_k)^2 = sum_k p_k^2 - 2 p_y + 1, without a one-hot matrix.
     return (probs.square().sum(1) - 2 * true + 1).sum(dtype=torch.float64).view(1)
+
+
+def _brier_of_any(logits: Tensor) -> Tensor:
+    rows = logits.softmax(1).square().sum(1) - 2 / logits.shape[1] + 1
+    return rows.sum(dtype=torch.float64).view(1)
 
 
 def _correct_sums(logits: Tensor, batch: Batch) -> Tensor:
@@ -103,14 +138,21 @@ def _ece_sums(logits: Tensor, batch: Batch) -> Tensor:
     return bin_sums(confidence, predicted(logits) == batch.labels, ECE_BINS).flatten()
 
 
+def _ece_of_any(logits: Tensor) -> Tensor:
+    confidence = logits.softmax(1).amax(1)
+    return bin_sums(
+        confidence, torch.full_like(confidence, 1 / logits.shape[1]), ECE_BINS
+    ).flatten()
+
+
 def _ece_value(sums: Tensor, rows: float) -> float:
     _, confidence, correct = sums.view(3, -1)
     return float((confidence - correct).abs().sum()) / rows
 
 
-nll = Loss("nll", _nll_sums)
-brier = Loss("brier", _brier_sums)
-ece = Loss("ece", _ece_sums, _ece_value, size=3 * ECE_BINS, smooth=False)
+nll = Loss("nll", _nll_sums, any_label=_nll_of_any)
+brier = Loss("brier", _brier_sums, any_label=_brier_of_any)
+ece = Loss("ece", _ece_sums, _ece_value, size=3 * ECE_BINS, smooth=False, any_label=_ece_of_any)
 accuracy = Loss("accuracy", _correct_sums, smooth=False)
 confidence = Loss("confidence", _confidence_sums)
 
@@ -256,6 +298,38 @@ class Problem:
             )
         return self.loss
 
+    def criterion(self, name: str) -> Loss:
+        """A loss by its name, as cautious as that of the fit."""
+        found = CRITERIA[name]
+        return self.loss if found is self.loss.base else found.smoothed(self.loss.smoothing)
+
+
+def _sharpness_sums(logits: Tensor, batch: Batch) -> Tensor:
+    """The slope of the NLL in 1/T at T = 1: below 0 where rows ask for more confidence."""
+    true = logits.gather(1, batch.labels[:, None])[:, 0]
+    rows = (logits.softmax(1) * logits).sum(1) - true
+    return rows.sum(dtype=torch.float64).view(1)
+
+
+def cautious(problem: Problem, right: float) -> Problem:
+    """The problem with its labels smoothed where too few rows are wrong to tell of errors.
+
+    Where every row is right, the likelihood grows with confidence for ever. So one more row counts
+    whose label may be any class: a share w / (n + w) of every row's. w falls from 1 where no row is
+    wrong to 0 at FEW, beyond which the fit is the data's alone, as it is where the rows ask for
+    less confidence: then those that are wrong have spoken.
+
+    Args:
+        problem: with the plain loss.
+        right: the share of rows that the network gets right.
+    """
+    rows = problem.facts.rows
+    weight = 1 - round((1 - right) * rows) / FEW
+    if weight <= 0 or measure(problem.data, Loss("", _sharpness_sums))[0] >= 0:
+        return problem
+    loss = problem.loss.smoothed(weight / (rows + weight))
+    return replace(problem, loss=loss, before=measure(problem.data, loss)[0])
+
 
 def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[StepReport]:
     """Fits steps in reading order, each on the head the steps before it left.
@@ -264,6 +338,7 @@ def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[Ste
     over its own values then sees the loss of the whole pipeline, and no alternation is needed.
     """
     reports: list[StepReport] = []
+    first = problem
     counted = 0  # the pass for the network's own logits counts with the first step
     for done, step in enumerate(steps):
         rest = steps[done + 1 :]
@@ -276,7 +351,35 @@ def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[Ste
         counted = asked
         reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
         problem = after(problem, step, later)
-    return reports
+    return unsmoothed(steps, first, reports) if problem.loss.smoothing else reports
+
+
+def unsmoothed(
+    steps: list[Calibrator], problem: Problem, reports: list[StepReport]
+) -> list[StepReport]:
+    """The reports of steps fitted with caution, in the plain loss; reset where that does not fall.
+
+    Caution must hold a fit back and never push it further from what the network says itself.
+    """
+    losses = measure(problem.data, problem.loss.base)
+    for step in steps:
+        problem = after(problem, step)
+        losses += measure(problem.data, problem.loss.base)
+    if not losses[-1] < losses[0]:
+        why = f"no-op: {problem.loss.name} does not fall, and too few rows are wrong to tell more"
+        for place, step in enumerate(steps):
+            step.reset()
+            if not reports[place].noop:
+                reports[place] = StepReport(step.name, {}, True, 0, 0, True, why)
+        losses = losses[:1] * len(losses)
+    pairs, share = (
+        zip(reports, pairwise(losses), strict=True),
+        {"smoothing": problem.loss.smoothing},
+    )
+    return [
+        replace(one, loss_before=old, loss_after=new, details=one.details | share)
+        for one, (old, new) in pairs
+    ]
 
 
 def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -> Problem:
@@ -423,6 +526,11 @@ class StepReport:
     details: dict[str, Any] = field(default_factory=dict)
     head_passes: int = 0
     seconds: float = 0.0
+
+    @property
+    def capped(self) -> bool:
+        """Whether the search found no end, and warns of it: nothing to recommend to anybody."""
+        return bool(self.warning) and not self.converged
 
     def as_json(self) -> dict[str, Any]:
         """One flat object: fitted values and figures side by side."""

@@ -258,8 +258,9 @@ def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempe
     if scale == 0:
         return None
     low, high = 1 / (CAP * scale), CAP / scale
-    if loss is nll:
-        return _newton(data, None, 1, (low, high), start=_start(data, low, high))
+    if loss.base is nll:
+        begin = _start(data, low, high, loss.smoothing)
+        return _newton(data, None, 1, (low, high), start=begin, smoothing=loss.smoothing)
 
     def score(inverse: float) -> float:
         # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
@@ -272,7 +273,12 @@ def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempe
 
 
 def temper_cells(
-    data: Data, cell_of: CellOf, cells: int, shrink: Shrinkage | None = None
+    data: Data,
+    cell_of: CellOf,
+    cells: int,
+    shrink: Shrinkage | None = None,
+    *,
+    smoothing: float = 0.0,
 ) -> Tempered | None:
     """One temperature per cell, by NLL; None where no temperature matters at all.
 
@@ -284,10 +290,10 @@ def temper_cells(
         return None
     caps = 1 / (CAP * scale), CAP / scale
     start = 1.0 if shrink is None else shrink.centre
-    return _newton(data, cell_of, cells, caps, shrink, start=start)
+    return _newton(data, cell_of, cells, caps, shrink, start=start, smoothing=smoothing)
 
 
-def _start(data: Data, low: float, high: float) -> float:
+def _start(data: Data, low: float, high: float, smoothing: float) -> float:
     """Where Newton begins: at T = 1, or at the answer of every eighth row where rows are many.
 
     Two passes over all rows then do the work of five. Which rows were asked cannot be told from
@@ -301,7 +307,7 @@ def _start(data: Data, low: float, high: float) -> float:
     numbers = float(sum(stored_logits(batch).numel() for batch in part))
     if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) < MANY:
         return 1.0
-    found = _newton(part, None, 1, (low, high))
+    found = _newton(part, None, 1, (low, high), smoothing=smoothing)
     return 1.0 if found.capped.any() else float(found.inverse[0])
 
 
@@ -313,6 +319,7 @@ def _newton(
     shrink: Shrinkage | None = None,
     *,
     start: float = 1.0,
+    smoothing: float = 0.0,
 ) -> Tempered:
     """Every cell's search, one step each per pass, until all have settled.
 
@@ -325,7 +332,7 @@ def _newton(
     searches = [_Search(start, floor, ceiling) for _ in range(cells)]
     for step in range(1, STEPS + 1):
         inverse = np.array([search.inverse for search in searches])
-        sums = _sums(data, inverse, cell_of)
+        sums = _sums(data, inverse, cell_of, smoothing)
         curves, rows = sums[:3] + (0 if shrink is None else shrink.at(inverse)), sums[3].sum()
         for search, (value, slope, bend) in zip(searches, curves.T.tolist(), strict=True):
             search.see(value, slope, bend, rows, probe=step == PROBE)
@@ -340,7 +347,7 @@ def _newton(
     return Tempered(best, float(values.sum() / rows), step, settled, capped)
 
 
-def _sums(data: Data, inverse: Array, cell_of: CellOf | None) -> Array:
+def _sums(data: Data, inverse: Array, cell_of: CellOf | None, smoothing: float) -> Array:
     """Value, slope, curvature and rows of each cell: (4, c); one pass, one reduction."""
     sums = torch.zeros(4, len(inverse), dtype=torch.float64)
     for batch in data:
@@ -348,13 +355,13 @@ def _sums(data: Data, inverse: Array, cell_of: CellOf | None) -> Array:
             continue
         logits = stored_logits(batch)
         if cell_of is None or len(inverse) == 1:
-            curves = row_curves(logits, batch.labels, float(inverse[0]))
+            curves = row_curves(logits, batch.labels, float(inverse[0]), smoothing)
             sums[:3, 0] += curves.sum(1, dtype=torch.float64).cpu()
             sums[3, 0] += len(batch)
             continue
         cell = cell_of(batch).to(logits.device)
         b = torch.from_numpy(inverse).to(logits)[cell]
-        curves = row_curves(logits, batch.labels, b).double()
+        curves = row_curves(logits, batch.labels, b, smoothing).double()
         rows = torch.cat([curves, torch.ones_like(curves[:1])]).cpu()
         sums.index_add_(1, cell.cpu(), rows)
     found: Array = dist.total(sums).numpy()
@@ -421,22 +428,28 @@ class _Search:
         return target if self.low < target < self.high else math.sqrt(b * outward)
 
 
-def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
+def row_curves(
+    logits: Tensor, labels: Tensor, inverse: Tensor | float, smoothing: float = 0.0
+) -> Tensor:
     """Value, slope and curvature of each row's NLL in its inverse temperature b = 1/T: (3, n).
 
     Args:
         logits: (n, k).
         labels: (n,).
         inverse: b, one for all or (n,).
+        smoothing: the share of each label that is spread over all classes.
     """
     block = max(BLOCK // max(logits.shape[1], 1), 1)
     if len(logits) > block:
         parts = [slice(start, start + block) for start in range(0, len(logits), block)]
         each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
         pairs = zip(parts, each, strict=True)
-        return torch.cat([row_curves(logits[part], labels[part], b) for part, b in pairs], 1)
+        cut = [row_curves(logits[part], labels[part], b, smoothing) for part, b in pairs]
+        return torch.cat(cut, 1)
     shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
     true = shifted.gather(1, labels[:, None])[:, 0]
+    if smoothing:
+        true = (1 - smoothing) * true + smoothing * shifted.mean(1)
     weight = (shifted * (inverse[:, None] if isinstance(inverse, Tensor) else inverse)).exp_()
     total = weight.sum(1)
     first = torch.linalg.vecdot(weight, shifted) / total  # mean of the shifted logits under p
@@ -445,12 +458,12 @@ def row_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tenso
     return torch.stack([value, first - true, (second - first.square()).clamp_(min=0)])
 
 
-def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor) -> Tensor:
+def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor, smoothing: float = 0.0) -> Tensor:
     """Each row's NLL at its own b, (n,), differentiable in b alone.
 
     The gradient needs the slope and nothing else, so no graph over n x k numbers is kept.
     """
     with torch.no_grad():
-        value, slope, _ = row_curves(logits, labels, inverse)
+        value, slope, _ = row_curves(logits, labels, inverse, smoothing)
     surrogate: Tensor = value + slope * (inverse - inverse.detach())
     return surrogate

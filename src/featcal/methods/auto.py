@@ -28,6 +28,8 @@ from featcal.core.fit import (
     StepReport,
     accuracy,
     after,
+    cautious,
+    measure,
     nll,
     run_steps,
 )
@@ -96,10 +98,10 @@ class Auto(Calibrator):
         """Judges the recipes fold by fold and fits the one to use to all rows."""
         self.reset()
         facts, before = problem.facts, problem.loss_before()
-        first = FIRST if problem.loss is nll else "temperature"  # which takes any loss
+        first = FIRST if problem.loss.base is nll else "temperature"  # which takes any loss
         others = [name for name in OTHERS if name != first and self.suits(name, problem)]
         with calm(0):  # thousands of small sums
-            table = judged([NONE, first, *others], problem, CRITERIA[self.metric])
+            table = judged([NONE, first, *others], problem, problem.criterion(self.metric))
         details: dict[str, Any] = {"metric": self.metric, "choice": [asdict(row) for row in table]}
         metric = self.metric.upper()
         if table:
@@ -121,6 +123,10 @@ class Auto(Calibrator):
             return [StepReport(self.name, {}, True, before, before, True, message, "", details)]
         self.choice = parse(recipe).to(facts.device)
         steps = run_steps(self.choice.steps_in_order(), problem, "joint")
+        if any(step.capped for step in steps):
+            self.reset()
+            message = f"nothing: the search of {recipe} found no end on all rows"
+            return [StepReport(self.name, {}, True, before, before, True, message, "", details)]
         values: dict[str, Any] = {"recipe": recipe}
         for part in reversed(steps):  # where two steps have a value of one name, the first tells
             values |= part.values
@@ -139,7 +145,7 @@ class Auto(Calibrator):
         fed = not recipe.needs_features or (problem.head is not None and facts.width > 0)
         kept = recipe.keeps_accuracy or not self.keep_predictions
         many = "svs" not in name or judged_rows(facts) >= PER_CLASS * facts.classes
-        return fed and kept and many and (problem.loss is nll or FIRST not in name)
+        return fed and kept and many and (problem.loss.base is nll or FIRST not in name)
 
 
 @final
@@ -248,4 +254,7 @@ def part_of(problem: Problem, rows: Batch) -> Problem:
     """The same problem with some of its rows alone."""
     facts = replace(problem.facts, rows=int(dist.total(torch.tensor(len(rows)))))
     data = Through([rows], stored_logits)
-    return replace(problem, source=[rows], data=data, facts=facts, before=None)
+    loss = problem.loss.base
+    before, right = measure(data, loss, accuracy)
+    part = replace(problem, source=[rows], data=data, facts=facts, loss=loss, before=before)
+    return cautious(part, right)

@@ -20,7 +20,7 @@ from featcal.core import dist
 from featcal.core.batch import Batch, bin_index, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import CRITERIA, ECE_BINS, Problem, StepReport, nll, settle
+from featcal.core.fit import ECE_BINS, Problem, StepReport, settle
 from featcal.core.gradient import Array, gathered, minimize, published_lbfgs
 from featcal.core.progress import calm, tell
 from featcal.core.sample import fold_of
@@ -109,7 +109,7 @@ class ClasswiseTemperature(LogitMap):
             values["spread"] = found.spread
         details = {"criterion": self.criterion, "common": found.common, "iterations": found.steps}
         ended, always = (found.converged, warning, details), self.reference
-        by = CRITERIA[self.criterion]
+        by = problem.criterion(self.criterion)
         return [settle(self, problem, values, message, *ended, always=always, criterion=by)]
 
     def _search(self, problem: Problem) -> Classwise | None:
@@ -120,7 +120,7 @@ class ClasswiseTemperature(LogitMap):
             return Classwise(end.at.cpu().numpy(), None, None, end.steps, end.converged)
         if not self.grid and self.criterion == "nll":
             return shrunk(problem, self.reading)
-        common = temper(data)
+        common = temper(data, problem.criterion("nll"))
         if common is None:
             return None
         greedy = greedy_by_prediction if self.reading == "predicted" else greedy_by_logit
@@ -150,7 +150,8 @@ def shrunk(problem: Problem, reading: str) -> Classwise | None:
     loss.
     """
     data, rows, classes = problem.data, problem.facts.rows, problem.facts.classes
-    common = temper(data)
+    loss = problem.criterion("nll")
+    common = temper(data, loss)
     if common is None:
         return None
     temperature, capped = common.temperature, bool(common.capped.any())
@@ -160,13 +161,14 @@ def shrunk(problem: Problem, reading: str) -> Classwise | None:
         each, steps = np.full(classes, temperature), common.steps + 1
         return Classwise(each, temperature, 0.0, steps, common.converged, capped)
     if reading == "predicted":
-        cells = temper_cells(data, predicted_class, classes, Shrinkage(inverse, spread))
+        pull = Shrinkage(inverse, spread)
+        cells = temper_cells(data, predicted_class, classes, pull, smoothing=loss.smoothing)
         assert cells is not None
         steps = common.steps + cells.steps + 1
         return Classwise(1 / cells.inverse, temperature, spread, steps, cells.converged)
 
     def objective(log_t: Tensor, batch: Batch) -> Tensor:
-        return nll(stored_logits(batch) * torch.exp(-log_t), batch)[0]
+        return loss(stored_logits(batch) * torch.exp(-log_t), batch)[0]
 
     def penalty(log_t: Tensor) -> Tensor:
         return (log_t - centre).square().sum() / (2 * spread**2 * rows)
@@ -187,20 +189,21 @@ def fold_curves(problem: Problem, inverse: float, reading: str) -> tuple[Array, 
 
     In the temperature of a row's predicted class, or in the factor of each logit alone.
     """
-    classes = problem.facts.classes
+    classes, smoothing = problem.facts.classes, problem.loss.smoothing
     sums = torch.zeros(2, FOLDS, classes, dtype=torch.float64)
     for batch in problem.data:
         if not len(batch):
             continue
         logits, fold = stored_logits(batch), fold_of(batch, FOLDS)
         if reading == "predicted":
-            curves = row_curves(logits, batch.labels, inverse)[1:].double()
+            curves = row_curves(logits, batch.labels, inverse, smoothing)[1:].double()
             cell = fold * classes + predicted_class(batch)
             sums.view(2, -1).index_add_(1, cell.cpu(), curves.cpu())
         else:
             probs = (logits * inverse).softmax(1)
             bend = logits.square() * probs * (1 - probs)
-            miss = probs.scatter_add(1, batch.labels[:, None], torch.full_like(probs[:, :1], -1.0))
+            share = torch.full_like(probs[:, :1], smoothing - 1)
+            miss = probs.scatter_add(1, batch.labels[:, None], share) - smoothing / classes
             sums.index_add_(1, fold.cpu(), torch.stack([logits * miss, bend]).double().cpu())
     slopes, bends = dist.total(sums).numpy()
     return slopes * inverse, bends * inverse**2
@@ -267,7 +270,10 @@ def greedy_by_prediction(problem: Problem, criterion: str, common: float) -> Arr
         for column, temperature in enumerate(GRID.tolist()):
             scaled = stored_logits(batch) / temperature
             if criterion == "nll":
-                value = F.cross_entropy(scaled, batch.labels, reduction="none").double()
+                share = problem.loss.smoothing
+                value = F.cross_entropy(
+                    scaled, batch.labels, reduction="none", label_smoothing=share
+                ).double()
                 place = torch.zeros_like(batch.labels)
             else:
                 confidence, prediction = scaled.softmax(1).max(1)

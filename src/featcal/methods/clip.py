@@ -107,7 +107,7 @@ class FeatureClip(FeatureMap):
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches c and measures what it does to the rows."""
-        criterion = CRITERIA[self.criterion]
+        criterion = problem.criterion(self.criterion)
         problem = refitting(problem)
         if self.reference:
             share = self.min_accuracy or PUBLISHED_SHARE

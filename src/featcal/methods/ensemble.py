@@ -78,7 +78,7 @@ class EnsembleTemperature(LogitMap):
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches t, with the best weights for every t."""
         self.reset()
-        criterion = CRITERIA[self.criterion]
+        criterion = problem.criterion(self.criterion)
         with calm(problem.facts.rows * problem.facts.classes):
             search = published_mixture if self.reference else best_mixture
             found = search(problem, criterion)
@@ -128,7 +128,7 @@ def best_mixture(problem: Problem, criterion: Loss) -> Mixture | None:
     single = temper(problem.data, criterion)
     if single is None:
         return None
-    weights_at = (likeliest_at if criterion is nll else least_squares_at)(problem)
+    weights_at = (likeliest_at if criterion.base is nll else least_squares_at)(problem)
     tried: dict[float, Weighted] = {}
 
     def point(log_t: float) -> Point:
@@ -137,7 +137,8 @@ def best_mixture(problem: Problem, criterion: Loss) -> Mixture | None:
 
     start, side = math.log(single.temperature), float(single.capped[0])
     scan = [start]
-    if side == 0:
+    few = problem.loss.smoothing > 0  # wrong rows: the uniform part would take them, t go anywhere
+    if side == 0 and not few:
         scan += [start + step for step in SCAN if step != 0]
     elif side < 0:
         # Logits that seem no better than guessing may do so for a few rows, which the uniform part
@@ -147,7 +148,7 @@ def best_mixture(problem: Problem, criterion: Loss) -> Mixture | None:
     seen, settled = [point(at) for at in scan], False
     best = best_of(seen)
     capped = bool(side) and best.at == start
-    if not capped:
+    if not capped and not few:
         walk = Walk(best.at - REACH, best.at + REACH, 40, 1e-9)
         seen, settled = refine(lambda log_t: point(log_t).score, seen, walk)
         best = best_of(seen)
@@ -159,7 +160,7 @@ def best_mixture(problem: Problem, criterion: Loss) -> Mixture | None:
                 best = best_of([best, point(best.at - CLOSE * shift)])
     weights = tried[best.at][1]
     temperature = math.exp(best.at) if weights[0] > 0 else 1.0  # a part of no weight needs no t
-    return Mixture(temperature, weights, len(tried), settled, capped)
+    return Mixture(temperature, weights, len(tried), settled or few, capped)
 
 
 def likeliest_at(problem: Problem) -> Callable[[float], Weighted]:

@@ -134,7 +134,7 @@ class GroupCalibration(Calibrator):
         """The common temperature, the partitions, and then each group's own calibrator."""
         self.reset()
         bare = Through(problem.data, stored_logits, features=False)  # features are read when needed
-        common = temper(bare)
+        common = temper(bare, problem.criterion("nll"))
         if common is None:
             return [settle(self, problem, {}, "each row's logits are all equal")]
         with calm(min(problem.facts.rows, SAMPLE) * problem.facts.width, ONE_THREAD):
@@ -215,7 +215,13 @@ class GroupCalibration(Calibrator):
                 own, mixed = published_base(view, self.groups, common)
                 weights.append(torch.from_numpy(mixed))
             else:  # pulled towards the common one, and that itself where a group is unusable
-                found = temper_cells(view, features_of, self.groups, Shrinkage(common, SPREAD))
+                found = temper_cells(
+                    view,
+                    features_of,
+                    self.groups,
+                    Shrinkage(common, SPREAD),
+                    smoothing=problem.loss.smoothing,
+                )
                 own = np.where(usable.numpy(), common if found is None else found.inverse, common)
                 if self.base == "ensemble":
                     weights.append(torch.from_numpy(group_weights(view, own, counts, usable)))

@@ -73,7 +73,7 @@ class LogitClip(LogitMap):
     def learn(self, problem: Problem) -> list[StepReport]:
         """A scan over the sizes of the logits, then a walk."""
         self.reset()
-        criterion, data = CRITERIA[self.criterion], problem.data
+        criterion, data = problem.criterion(self.criterion), problem.data
 
         def score(threshold: float) -> float:
             self.assign(threshold=threshold)

@@ -289,8 +289,8 @@ def published_weights(data: Scored, rows: int) -> Found:
 def _summed(loss: Loss, batch: Batch, temperature: Tensor) -> Tensor:
     """The summed loss of a batch at a temperature for each row, differentiable in these."""
     logits = stored_logits(batch)
-    if loss is nll:
-        return row_nll(logits, batch.labels, 1 / temperature).sum()
+    if loss.base is nll:
+        return row_nll(logits, batch.labels, 1 / temperature, loss.smoothing).sum()
     return loss.sums(logits / temperature[:, None], batch)[0]
 
 

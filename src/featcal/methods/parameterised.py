@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, ClassVar, final
 
@@ -160,9 +161,10 @@ class ParameterisedTemperature(LogitMap):
         self.assign(temperature=common.temperature)
         if common.capped.any():
             return "the common temperature stopped at its cap, so there is no network", False
-        curves = {nll.name: row_curves, brier.name: brier_curves}.get(loss.name)
-        if curves is None:
+        known = {nll.name: row_curves, brier.name: brier_curves}.get(loss.name)
+        if known is None:
             raise InputError(f"parameterised cannot be fitted by {loss.name}: choose nll or brier")
+        curves = partial(known, smoothing=loss.smoothing)
         row_loss = RowLoss(curves, 1 / common.temperature, problem.facts.classes > MANY)
         trials = _Trials(self, problem, row_loss)
         if min(trials.rows[:FOLDS]) == 0:
@@ -343,15 +345,21 @@ def interpolated(table: Tensor, log_b: Tensor) -> Tensor:
     return found
 
 
-def brier_curves(logits: Tensor, labels: Tensor, inverse: Tensor | float) -> Tensor:
-    """Value, slope and curvature in b of each row's Brier score: (3, n)."""
+def brier_curves(
+    logits: Tensor, labels: Tensor, inverse: Tensor | float, smoothing: float = 0.0
+) -> Tensor:
+    """Value, slope and curvature in b of each row's Brier score: (3, n).
+
+    The part of a label that is spread over all classes adds a constant alone.
+    """
     rowwise = inverse[:, None] if isinstance(inverse, Tensor) else inverse
     probs = (logits * rowwise).softmax(1)
     away = logits - (probs * logits).sum(1, keepdim=True)  # dp/db = p * away
     spread = (probs * away.square()).sum(1)  # d away/db = -spread
     squares, pulled = probs.square(), probs.square() * away
     true, gap = (values.gather(1, labels[:, None])[:, 0] for values in (probs, away))
-    value = squares.sum(1) - 2 * true + 1
+    true = (1 - smoothing) * true
+    value = squares.sum(1) - 2 * (true + smoothing / logits.shape[1]) + 1
     slope = 2 * pulled.sum(1) - 2 * true * gap
     bend = 4 * (pulled * away).sum(1) - 2 * squares.sum(1) * spread
     return torch.stack([value, slope, bend - 2 * true * (gap.square() - spread)])

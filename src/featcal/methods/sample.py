@@ -119,10 +119,10 @@ class SampleTemperature(Calibrator):
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton's method on all rows, at the strength that leave-one-out finds best."""
         self.reset()
-        if problem.loss is not nll:
+        if problem.loss.base is not nll:
             raise InputError(f"sample is fitted by nll alone, not by {problem.loss.name}")
         with calm(problem.facts.rows * problem.facts.classes):
-            common = temper(problem.data)
+            common = temper(problem.data, problem.loss)
             if common is None:
                 return [settle(self, problem, {}, "")]
             self.assign(temperature=common.temperature)
@@ -194,22 +194,29 @@ class Rows:
     terms: Tensor
 
 
-def curves(rows: Rows, inverse: Tensor, boost: float) -> Tensor:
+def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) -> Tensor:
     """Each row's NLL in u = log 1/T and in b: value, slopes and second derivatives, (6, n) float64.
 
     With A the log-sum-exp of the other logits over T, the predicted class has log odds
     d = z_top / T + b - A. The NLL is that of "the prediction is right" by d; where it is wrong,
-    that of the label among the others comes to it. The order is value, u, b, uu, ub, bb.
+    that of the label among the others comes to it. The order is value, u, b, uu, ub, bb. A share of
+    the labels may be spread over all classes.
     """
     block = max(BLOCK // rows.logits.shape[1], 1)
     if len(inverse) > block:
         cut = [slice(start, start + block) for start in range(0, len(inverse), block)]
         parts = [Rows(*(getattr(rows, key)[part] for key in vars(rows))) for part in cut]
-        each = (curves(*pair, boost) for pair in zip(parts, [inverse[c] for c in cut], strict=True))
-        return torch.cat(list(each), 1)
+        pairs = zip(parts, [inverse[c] for c in cut], strict=True)
+        return torch.cat([curves(*pair, boost, smoothing) for pair in pairs], 1)
     top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
     others = rows.logits - rows.logits.gather(1, top)  # below the top, (n, k) <= 0
     true = others.gather(1, rows.labels[:, None])[:, 0].double()
+    wrong = (rows.top != rows.labels).double()
+    if smoothing:  # `true` becomes the mean over labels that are not the top, `wrong` their share
+        spread, each = others.double().sum(1), smoothing / others.shape[1]
+        both = (1 - smoothing) * wrong + each * (others.shape[1] - 1)
+        true = ((1 - smoothing) * wrong * true + each * spread) / both
+        wrong = both
     others.scatter_(1, top, -torch.inf)
     nearest = others.amax(1, keepdim=True)
     weight = ((others - nearest) * scale).exp_()
@@ -220,7 +227,6 @@ def curves(rows: Rows, inverse: Tensor, boost: float) -> Tensor:
     mean, spread = mean.double(), spread.double().clamp(min=0)
     share = total.double().log() + inverse * nearest[:, 0].double()  # A, below the top
     odds = boost - share
-    wrong = (rows.top != rows.labels).double()
     sure = odds.sigmoid()
     slope = sure - 1 + wrong  # in d
     bend = sure * (1 - sure)
@@ -369,7 +375,8 @@ class _Fit:
         """The curves of rows at a point, (6, n)."""
         here = at.to(rows.terms)
         log = rows.terms @ here[: self.dense - 1] + here[self.dense :][rows.top]
-        return curves(rows, self.inverse * log.exp(), float(here[self.dense - 1]))
+        boost, smoothing = float(here[self.dense - 1]), self.problem.loss.smoothing
+        return curves(rows, self.inverse * log.exp(), boost, smoothing)
 
     def sums(self, data: Iterable[Rows], at: Tensor, rows: int) -> Tensor:
         """Value, slope and second derivatives per row: the parts of a `System`, flat."""

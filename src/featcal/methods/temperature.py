@@ -59,7 +59,8 @@ class Temperature(LogitMap):
         """Newton for the NLL; a scan and a walk in log T for any other loss."""
         self.reset()
         data, before = problem.data, problem.loss_before()
-        criterion = problem.loss if self.criterion is None else CRITERIA[self.criterion]
+        named = self.criterion is not None
+        criterion = problem.criterion(str(self.criterion)) if named else problem.loss
         own = criterion is problem.loss
         with calm(problem.facts.rows * problem.facts.classes, ONE_THREAD):
             found = self._search(problem, criterion)

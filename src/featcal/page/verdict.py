@@ -78,11 +78,11 @@ class Judged:
 class Facts:
     """What there is to say on the first screen. Recipes are given by their texts.
 
-    The recipe to use is one of those that lower the loss by more than chance, are not known to
-    make calibration worse, and are not beaten by another of them: `auto` where it is among them,
-    since it chose without the scored rows, else the simplest. NLL may fall while calibration gets
-    worse, where a few rows that were given next to no probability (wrong labels, as a rule) weigh
-    more than all others.
+    The recipe to use is one of those whose search ended before a cap, that lower the loss by more
+    than chance, are not known to make calibration worse, and are not beaten by another of them:
+    `auto` where it is among them, since it chose without the scored rows, else the simplest. NLL
+    may fall while calibration gets worse, where a few rows that were given next to no probability
+    (wrong labels, as a rule) weigh more than all others.
 
     Attributes:
         kind: which way the network errs.
@@ -142,7 +142,12 @@ class Facts:
         fair = [place for place in range(1, len(comparison)) if place not in where.seen]
         tried = {recipe.partition(FROM)[0] for recipe in texts(fair)}
         self.tried, self.untried = len(fair), [one for one in TRY_NEXT if one not in tried]
-        likelier = [place for place in fair if against(place, 0, "nll") == "better"]
+        likelier = [
+            place
+            for place in fair
+            if against(place, 0, "nll") == "better"
+            and not any(step.capped for one in comparison[place].reports for step in one.steps)
+        ]
         harmful = [
             place
             for place in likelier
