@@ -43,7 +43,7 @@ ARGUMENTS = [
     ("ensemble", {"reference": True, "criterion": "brier"}, "leave criterion out"),
     ("logit_clip", {"ties": "last"}, "ties is .*: choose keep or first"),
     ("logit_clip", {"reference": True, "ties": "first"}, "reference=True fixes"),
-    *(("vector", {"ridge": value}, "ridge is .*: give a finite") for value in (-1, NAN, True, "1")),
+    *(("vector", {"ridge": value}, "ridge is .*: give a number from 0") for value in (-1, NAN, True, "1")),
     *(("matrix", {key: math.inf}, key) for key in ("ridge", "off_diagonal", "bias")),
     ("svs", {"penalty": None}, "penalty"),
 ]

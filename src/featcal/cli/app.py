@@ -34,7 +34,6 @@ from featcal.version import __version__
 
 BAD_INPUT = 2  # the exit code for what a person can mend
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
-OVERWRITE = "choose another name, or overwrite it with --force"
 BOUNDLESS = 10_000  # wider than any table
 PIPE_WIDTH = BOUNDLESS  # a pipe has no width of its own, and a table must not be cut there
 HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb terminal has 80
@@ -116,7 +115,8 @@ def _sentence(error: BaseException) -> str | None:
 
 def option_of(argument: str) -> str:
     """--held-out for held_out, and --download for download=True."""
-    return f"--{argument.partition('=')[0].replace('_', '-')}"
+    name = argument.partition("=")[0].replace("_", "-")
+    return f"--{'force' if name == 'overwrite' else name}"
 
 
 PATH = click.Path(path_type=Path)

@@ -499,7 +499,7 @@ def history(folders: tuple[Path, ...], output: Path | None, force: bool) -> app.
     Example: featcal history run-ce run-focal -o history.png
     """
     if output is not None:
-        check_free(output, overwrite=force, remedy=app.OVERWRITE)
+        check_free(output, overwrite=force)
     runs = {str(folder): History.read(folder) for folder in folders}
     if output is not None:
         named = {f"{name}: {run.loss}": run.epochs for name, run in runs.items()}

@@ -7,7 +7,6 @@ leaves either the state before or the state after.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -29,9 +28,10 @@ from featcal.core.checks import InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked
 from featcal.core.fit import undisturbed
 from featcal.core.progress import ROWS, shown, tell
+from featcal.core.stored import json_of, made, reading
 from featcal.data import pack
 from featcal.data.collect import Collector, Unpack, rows_expected, unpacked
-from featcal.data.pack import HEAD, MANIFEST, Gate, Pack, Part
+from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
 
 VERSION = 1
 PARTIAL = ".partial"
@@ -127,7 +127,7 @@ class Partial:
 
     folder: Path
     settings: dict[str, Any]
-    layout: dict[str, Any] | None = None
+    layout: Layout | None = None
     head: Part | None = None
     shards: dict[str, list[Part]] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
@@ -196,23 +196,19 @@ def _settle(folder: Path) -> None:
 
 def _read(folder: Path) -> Partial:
     """What the journal knows."""
-    try:
-        state = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
-        if state["version"] != VERSION:
-            raise ValueError(f"it has version {state['version']}, not {VERSION}")
-        head, shards = state["head"], state["shards"]
-        return Partial(
-            folder,
-            state["settings"],
-            state["layout"],
-            None if head is None else Part(**head),
-            {name: [Part(**part) for part in parts] for name, parts in shards.items()},
-            state["whole"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{folder / JOURNAL} is damaged, or another featcal's ({error}): remove {folder.name}"
-        ) from error
+    with reading(folder / JOURNAL, f"it is damaged, or another featcal's; remove {folder.name}"):
+        state = dict(made(dict[str, Any], json_of((folder / JOURNAL).read_bytes())))
+        if (version := state.pop("version", None)) != VERSION:
+            raise ValueError(f"it has version {version}, not {VERSION}")
+        partial: Partial = made(Partial, state, folder=folder)
+        size = made(int, partial.settings.get("shard_rows"), "settings.shard_rows")
+        full = [part.rows for parts in partial.shards.values() for part in parts[:-1]]
+        last = [parts[-1].rows for parts in partial.shards.values() if parts]
+        if {*full} - {size} or not all(0 < rows <= size for rows in last):
+            raise ValueError(f"not all shards have the {size} rows it says")
+        if last and partial.layout is None:
+            raise ValueError("it has shards and no layout")
+    return partial
 
 
 def _clear(partial: Partial) -> None:
