@@ -29,7 +29,7 @@ from featcal.core import dist
 from featcal.core.checks import ArgumentError, InputError
 from featcal.core.progress import ROWS, listen
 from featcal.data import Pack
-from featcal.report.tables import Table
+from featcal.report.tables import Table, spelled
 from featcal.version import __version__
 
 BAD_INPUT = 2  # the exit code for what a person can mend
@@ -91,7 +91,7 @@ def main(args: list[str] | None = None) -> None:
                 sentence = _sentence(error)
                 if sentence is None:
                     raise
-                click.echo(f"Error: {' '.join(sentence.split())}", err=True)
+                click.echo(f"Error: {spelled(' '.join(sentence.split()))}", err=True)
             code = INTERRUPTED if stopped else BAD_INPUT
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -192,7 +192,7 @@ def say(*lines: Line, file: TextIO | None = None) -> None:
     with screen.capture() as caught:
         for line in lines:
             if isinstance(line, str):
-                screen.print(line, soft_wrap=True)
+                screen.print(printable(line, screen.encoding), soft_wrap=True)
             else:
                 _print_table(line, screen)
     text = caught.get()
@@ -207,7 +207,7 @@ def say(*lines: Line, file: TextIO | None = None) -> None:
 
 def _print_table(table: Table, screen: Console) -> None:
     if table.title:
-        screen.print(Text(table.title, "bold"), soft_wrap=True)
+        screen.print(Text(spelled(table.title), "bold"), soft_wrap=True)
     whole = _drawn(table, screen.encoding)
     least = Console(width=BOUNDLESS, height=HEIGHT).measure(whole).minimum
     for part in [table] if least <= screen.width else table.blocks(screen.width):
@@ -217,7 +217,7 @@ def _print_table(table: Table, screen: Console) -> None:
         footnotes.add_column(no_wrap=True)
         footnotes.add_column(overflow="fold")
         for letter, text in table.notes:
-            footnotes.add_row(printable(f"[{letter}]", screen.encoding), Text(text))
+            footnotes.add_row(printable(f"[{letter}]", screen.encoding), Text(spelled(text)))
         screen.print(footnotes, width=min(screen.width, TEXT_WIDTH))
 
 
@@ -245,7 +245,8 @@ def _styled(cell: str) -> Text:
 
 
 def printable(text: str, encoding: str | None) -> str:
-    """The text with signs that this encoding has."""
+    """The text with signs that this encoding has, and none that a terminal would obey."""
+    text = spelled(text)
     try:
         text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
