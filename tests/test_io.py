@@ -166,3 +166,32 @@ def test_tensors_that_the_recipe_does_not_mean_are_refused(parts, tmp_path):
     del metadata["report"]
     save_file(tensors, path, metadata=metadata)
     assert featcal.load(path).report is None
+
+
+def test_bits_that_rot_and_values_no_fit_gives_are_refused(fitted, parts, tmp_path):
+    path = featcal.save(fitted, tmp_path / "c.safetensors")
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 2]) + whole[place + 1 :])
+        with pytest.raises(InputError, match=r"c\.safetensors"):
+            featcal.load(path)
+    metadata, tensors = parts
+    for key, value in (
+        ("steps.1.temperature", math.nan),
+        ("steps.1.temperature", math.inf),
+        ("steps.0.threshold", math.nan),
+    ):
+        save_file({**tensors, key: torch.tensor(value)}, path, metadata=metadata)
+        with pytest.raises(InputError, match=f"{key} "):
+            featcal.load(path)
+    save_file({**tensors, "steps.0.threshold": torch.tensor(math.inf)}, path, metadata=metadata)
+    assert featcal.load(path).steps[0].threshold == math.inf
+
+
+def test_what_can_be_saved_can_be_read(tmp_path):
+    with pytest.raises(InputError, match="steps: give 1 to 16"):
+        parse("|".join(["temperature"] * 160))
+    longest = "group(partitions=199, groups=99, base='ensemble', min_rows=10000000, "
+    longest += "features='clipped', held_out=False, seed=4611686018427387904)"
+    many = parse(" | ".join([longest] * 16))
+    assert repr(featcal.load(featcal.save(many, tmp_path / "c.safetensors"))) == repr(many)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -28,7 +27,7 @@ from featcal.core.checks import InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked
 from featcal.core.fit import undisturbed
 from featcal.core.progress import ROWS, shown, tell
-from featcal.core.stored import json_of, made, reading
+from featcal.core.stored import json_of, made, read_tensors, reading
 from featcal.data import pack
 from featcal.data.collect import Collector, Unpack, rows_expected, unpacked
 from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
@@ -135,6 +134,12 @@ class Partial:
     def rows(self, split: str) -> int:
         """Rows of a split that are safe on disk."""
         return sum(part.rows for part in self.shards.get(split, []))
+
+    def tensors(self, part: Part) -> dict[str, Tensor]:
+        """What a finished file holds."""
+        path = self.folder / part.file
+        with reading(path, f"remove {self.folder.name}"):
+            return read_tensors(path)[0]
 
     def note(self) -> None:
         """Writes the journal."""
@@ -299,8 +304,9 @@ def _known_head(partial: Partial, head: Head) -> dict[str, Tensor] | None:
     if partial.head is None:
         partial.head = pack.save_part(partial.folder / HEAD, tensors)
         partial.note()
-    stored = load_file(partial.folder / partial.head.file)
-    if any(not torch.equal(stored[key], value) for key, value in tensors.items()):
+    stored = partial.tensors(partial.head)
+    same = (torch.equal(stored[key], value) for key, value in tensors.items())
+    if stored.keys() != tensors.keys() or not all(same):
         partial.refuse("the last layer has other weights")
     return tensors
 
@@ -309,11 +315,13 @@ def _check_unchanged(partial: Partial, split: str, start: int, batch: Batch) -> 
     """Compares rows with what an earlier run stored, up to the rounding of another machine."""
     size = partial.settings["shard_rows"]
     for first in range(start - start % size, start + len(batch), size):
-        stored = load_file(partial.folder / partial.shards[split][first // size].file)
+        stored = partial.tensors(partial.shards[split][first // size])
         rows = slice(max(start - first, 0), start + len(batch) - first)
         found = batch.rows(slice(max(first - start, 0), first + size - start))
         for name, values in stored.items():
-            old, new = values[rows], getattr(found, name)
+            old, new = values[rows], getattr(found, name, None)
+            if new is None:
+                partial.refuse(f"{split!r} has {name}")
             kinds = [(part.shape, part.is_floating_point() and part.dtype) for part in (old, new)]
             if kinds[0] != kinds[1] or not torch.allclose(new.double(), old.double(), 1e-3, 1e-4):
                 where = f"rows from {first + rows.start} on of {split!r}"
