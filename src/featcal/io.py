@@ -58,8 +58,8 @@ def load(path: Path | str) -> Calibrator:
         calibrator = parse(texts.get("recipe", ""))
         infinite = {key for key, value in calibrator.state_dict().items() if value.isinf().any()}
         for key, value in tensors.items():
-            if key not in infinite and not bool(value.isfinite().all()):
-                raise InputError(f"{key} is infinite, which no fit gives")
+            if bool(value.isnan().any()) or (key not in infinite and bool(value.isinf().any())):
+                raise InputError(f"{key} is NaN or infinite, which no fit gives")
         calibrator.load_state_dict(tensors)
         record = json_of(texts.get("report", "null"))
         calibrator.report = None if record is None else FitReport.of_record(record)

@@ -385,6 +385,25 @@ def test_a_damaged_shard_is_named(pack):
         list(pack.split("val"))
 
 
+def test_small_files_are_checked_when_they_are_first_read_and_large_ones_on_demand(
+    pack, monkeypatch
+):
+    shard = pack.path / "val-00000.safetensors"
+    whole = shard.read_bytes()
+    opened = Pack.open(pack.path)
+    list(opened.split("val"))
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 64]))
+    list(opened.split("val"))  # once is enough
+    with pytest.raises(InputError, match=rf"{shard} is damaged: its sha256"):
+        list(Pack.open(pack.path).split("val"))
+    list(Pack.open(pack.path).split("test"))
+    monkeypatch.setattr("featcal.data.pack.SMALL", shard.stat().st_size - 1)
+    large = Pack.open(pack.path)
+    list(large.split("val"))
+    with pytest.raises(InputError, match=rf"{shard} is damaged: its sha256"):
+        large.verify()
+
+
 def test_the_demo_is_whole_small_and_the_network_it_says_it_is():
     pack = demo_pack()
     pack.verify()

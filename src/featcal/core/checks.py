@@ -36,7 +36,7 @@ SHOWN_ROWS = 5
 MOST = {
     **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},
     **{"bins": 10_000, "knots": 1000, "top": 1000, "neighbours": 10**6, "references": 10**7},
-    **{"seed": 2**62, "image_size": 10_000, "resize": 20_000},
+    "seed": 2**62,
 }
 STRONGEST = 1e6
 

@@ -245,6 +245,7 @@ class Trainer:
             total += self._taken(batch)
             tell("training", epoch * len(steps) + step + 1, recipe.epochs * len(steps))
             if self.asked or monotonic() - self.kept >= self.every:
+                self._check_finite(total, f"the loss is {total.item()}")
                 seconds = monotonic() - started
                 self.position = replace(
                     self.position, step=step + 1, total=total.item(), seconds=seconds
