@@ -6,18 +6,19 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.files import new_file
 from featcal.core.fit import FitReport
+from featcal.core.stored import json_of, read_tensors, reading, save_tensors
 from featcal.core.text import parse
 from featcal.version import __version__
 
 FORMAT = "featcal.calibrator"
 VERSION = 1
+TEXTS = {"format", "version", "recipe", "versions", "report"}
+WIDEST = 2**24  # classes and features of a try
 
 
 def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -> Path:
@@ -33,10 +34,7 @@ def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -
     }
     with new_file(path, overwrite=overwrite) as temporary:
         tensors = {key: value.contiguous() for key, value in calibrator.state_dict().items()}
-        try:
-            save_file(tensors, temporary, metadata=metadata)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{path} cannot be written: {error}") from error
+        save_tensors(temporary, tensors, metadata)
     return Path(path)
 
 
@@ -49,28 +47,23 @@ def load(path: Path | str) -> Calibrator:
     if not Path(path).is_file():
         why = "is a folder" if Path(path).is_dir() else "does not exist"
         raise InputError(f"{path} {why}: give the file that 'featcal fit -o' wrote")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is no whole safetensors file: fit it again") from error
-    if metadata.get("format") != FORMAT:
-        raise InputError(f"{path} is not a featcal calibrator: make one with 'featcal fit'")
-    if metadata.get("version") != str(VERSION):
-        raise InputError(f"{path} is of another version than {VERSION}: update featcal")
-    try:
-        calibrator = parse(metadata.get("recipe", ""))
+    with reading(path, "fit it again"):
+        tensors, texts = read_tensors(path)
+        if texts.get("format") != FORMAT:
+            raise InputError(f"{path} is not a featcal calibrator: make one with 'featcal fit'")
+        if texts.get("version") != str(VERSION):
+            raise InputError(f"{path} is of another version than {VERSION}: update featcal")
+        if not texts.keys() <= TEXTS:
+            raise InputError(f"its header has {min(texts.keys() - TEXTS)!r}, which no fit writes")
+        calibrator = parse(texts.get("recipe", ""))
+        infinite = {key for key, value in calibrator.state_dict().items() if value.isinf().any()}
+        for key, value in tensors.items():
+            if bool(value.isnan().any()) or (key not in infinite and bool(value.isinf().any())):
+                raise InputError(f"{key} is NaN or infinite, which no fit gives")
         calibrator.load_state_dict(tensors)
-        record = json.loads(metadata.get("report", "null"))
+        record = json_of(texts.get("report", "null"))
         calibrator.report = None if record is None else FitReport.of_record(record)
         _try_out(calibrator)
-    except InputError as error:
-        raise InputError(f"{path}: {error}; fit it again") from error
-    except (RuntimeError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise InputError(
-            f"{path} does not hold what its recipe {metadata.get('recipe')!r} needs: fit it again"
-        ) from error
     return calibrator
 
 
@@ -80,9 +73,12 @@ def _try_out(calibrator: Calibrator) -> None:
     report = calibrator.report
     if report is None or not report.classes:
         return
-    generator, size = torch.Generator().manual_seed(0), torch.logspace(-2, 2, 64)[:, None]
-    logits = size * torch.randn(64, report.classes, generator=generator)
-    features = size * torch.randn(64, max(report.features, 1), generator=generator)
+    if max(report.classes, report.features) > WIDEST:
+        raise InputError(f"it says {report.classes} classes of {report.features} features")
+    rows = min(64, max(2, 2**22 // max(report.classes, report.features)))
+    generator, size = torch.Generator().manual_seed(0), torch.logspace(-2, 2, rows)[:, None]
+    logits = size * torch.randn(rows, report.classes, generator=generator)
+    features = size * torch.randn(rows, max(report.features, 1), generator=generator)
     found = calibrator(features, lambda x: logits + 0 * x.sum(1, keepdim=True))
     same = bool((found.argmax(1) == logits.argmax(1)).all()) or not calibrator.keeps_accuracy
     if found.shape != logits.shape or not bool(torch.isfinite(found).all()) or not same:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core.batch import wide
-from featcal.core.checks import InputError
+from featcal.core.checks import MOST, InputError
 from featcal.core.text import Reader
 
 __all__ = [
@@ -77,8 +77,11 @@ def above_0(default: float) -> float:
 
 
 def whole(default: int) -> int:
-    """A hyperparameter that is a whole number from 1 up."""
-    return checked(default, lambda value: value >= 1, "give a whole number from 1 up")
+    """A hyperparameter that is a whole number from 1 to that of bins everywhere."""
+    most = MOST["bins"]
+    return checked(
+        default, lambda value: 1 <= value <= most, f"give a whole number from 1 to {most}"
+    )
 
 
 def choice(default: Value, other: Value) -> Value:

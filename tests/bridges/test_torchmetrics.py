@@ -247,7 +247,7 @@ def test_plot_of_values_is_torchmetrics_own(made_rows):
     [
         ({"metric": "acc"}, r"metric is 'acc': choose accuracy, .* or e_aurc"),
         ({"kind": "scores"}, r"kind is 'scores': choose probs or logits"),
-        ({"bins": 0}, r"bins is 0: give a whole number from 1 up"),
+        ({"bins": 0}, r"bins is 0: give a whole number from 1 to"),
         ({"metric": "classwise_ece"}, r"num_classes is None: .* from 2 up"),
         ({"metric": "classwise_ece", "num_classes": 1}, r"num_classes is 1: .* from 2 up"),
     ],

@@ -1,6 +1,7 @@
 """`featcal pack import` of every format: the same pack, the options of tables, the refusals."""
 
 import csv
+import json
 import re
 import shlex
 from itertools import product
@@ -11,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import safetensors.numpy
 import torch
-from cli_cases import done, logits_alone, save
+from cli_cases import done, logits_alone, refused, save
 
 PAGE = Path(__file__).parents[2] / "docs" / "files.md"
 
@@ -54,6 +55,17 @@ def test_probabilities_labels_and_names(tmp_path):
     }
     assert found["output"] == str(tmp_path / "pack")
     assert (found["classes"], found["tensors"]["logits"]) == (4, "float32")
+
+
+def test_names_cannot_give_orders_to_a_terminal(tmp_path):
+    meta = json.dumps({"dataset": "a\x1b[2Jb", "model": "\x9bm"})
+    made = {**logits_alone(val=30, test=20), "meta": meta}
+    np.savez(tmp_path / "a.npz", **{key: np.array(value) for key, value in made.items()})
+    pack = tmp_path / "p\x1b[31m"
+    told = done("pack", "import", tmp_path / "a.npz", "-o", pack).out
+    told += done("pack", "info", pack).out + refused("fit", pack, "clip\x1b", "-o", tmp_path / "c")
+    assert "a\\x1b[2Jb, \\x9bm" in told
+    assert not {*told} & {"\x1b", "\x9b"}
 
 
 def test_one_column_and_columns_to_ignore(tmp_path):

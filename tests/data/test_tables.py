@@ -229,12 +229,28 @@ def test_parquet_of_any_type(read, case):
         ({"label": [0, None]}, "row 1, column 'label': '' is none"),
         ({"label": ["cat", "x"]}, "row 1, column 'label': 'x' is none"),
         ({"cat": np.zeros(0), "dog": np.zeros(0), "label": []}, "'val' is empty"),
+        ({"label": pyarrow.array([1, 2], pyarrow.timestamp("ns"))}, "val"),
+        ({"cat": pyarrow.array([[], []], pyarrow.list_(pyarrow.float32()))}, "column 'cat'"),
+        ({"logits": pyarrow.array([[], []], pyarrow.list_(pyarrow.float32()))}, "val"),
     ],
 )
 def test_refused_parquet(read, tmp_path, columns, message):
     with pytest.raises(InputError, match=message) as caught:
         read({**SCORES, "label": [0, 1], **columns}, "val.parquet")
     assert str(caught.value).startswith(str(tmp_path / "val.parquet"))
+
+
+def test_parquet_whose_names_are_no_text_or_whose_rows_cannot_be_there(read, tmp_path):
+    read({**SCORES, "label": [0, 1]}, "val.parquet")
+    file = tmp_path / "val.parquet"
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(b"cat", b"\xff\xfe\xff"))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_files(file, kind="logits")
+    many = np.zeros(9_000_000, np.float32)  # in a few bytes
+    columns = {"cat": many, "dog": many, "label": many.astype("i1")}
+    with pytest.raises(InputError, match="would unpack to"):
+        read(columns, "val.parquet")
 
 
 def test_parquet_in_blocks_with_dotted_names(read, monkeypatch):

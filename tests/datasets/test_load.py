@@ -1,6 +1,7 @@
 """One call for every data set; image files in a folder per class."""
 
 import os
+import resource
 import sys
 
 import made
@@ -9,6 +10,7 @@ import pytest
 import torch
 from model_packages import package
 from PIL import Image
+from PIL.Image import Resampling
 
 from featcal import InputError
 from featcal.core.progress import listen
@@ -158,3 +160,30 @@ def test_pillow_is_asked_for_by_its_extra(tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"pip install 'featcal\[train\]'"):
         load_images("cifar10", tmp_path)
     load_images("cifar10", tmp_path / "binary")  # needs none
+
+
+def test_images_are_bounded_before_they_are_decoded(tmp_path, monkeypatch):
+    made.write_folders(tmp_path)
+    file = next((tmp_path / "train").glob("*/*.png"))
+    gradient = np.repeat(np.arange(256, dtype=np.uint8), 1000)[None, :200_000]
+    Image.fromarray(gradient).save(file)  # whole, it would be scaled to a million by eight
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    images = load_images("folder", tmp_path, image_size=64).train
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown < 200_000  # KiB
+    assert int(gradient[0, 100_000]) in images.pixels[0].flatten().tolist()
+    monkeypatch.setattr("featcal.datasets.load.LARGEST", 199_999)
+    with pytest.raises(InputError, match=f"^{file} has 200000 x 1 pixels"):
+        load_images("folder", tmp_path, image_size=64)
+    monkeypatch.setattr("featcal.datasets.load.LARGE", 0)  # one at a time: the same images
+    file.unlink()
+    assert len(load_images("folder", tmp_path, image_size=32).train)
+
+
+def test_a_very_long_image_is_scaled_after_its_middle_is_cut_out():
+    noise = np.random.default_rng(0).integers(0, 256, (40, 360, 3), np.uint8)
+    for image in (Image.fromarray(noise), Image.fromarray(noise.swapaxes(0, 1))):
+        found = np.array(fitted(image, 24, 20)).astype(int)
+        whole = image.resize([int(24 * side / 40) for side in image.size], Resampling.BILINEAR)
+        left, top = (round((side - 20) / 2) for side in whole.size)
+        wanted = np.array(whole.crop((left, top, left + 20, top + 20))).astype(int)
+        assert np.abs(found - wanted).max() <= 2  # the rounding of the box

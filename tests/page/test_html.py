@@ -109,6 +109,13 @@ def test_names_are_text_whatever_they_are(page, read, evil):
     assert json.loads(text) == {"x": "</script><!--&\u2028"}
 
 
+def test_names_are_neither_html_nor_orders_to_a_terminal_in_markdown(content, evil):
+    settings = {**content.comparison.settings, "pack": f"{evil}\x1b[31m<img src=x>"}
+    text = markdown(replace(content, comparison=replace(content.comparison, settings=settings)))
+    assert not re.search(r"[<\x1b]", text)
+    assert "\\x1b[31m&lt;img src=x>: fitted" in text
+
+
 def test_half_a_character_does_not_stop_a_page(content):
     """As the bytes of a path give it that are no text."""
     about = {**content.about, "pack": {**content.about["pack"], "path": "/packs/\udcff<x>"}}

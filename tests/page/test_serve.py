@@ -2,7 +2,10 @@
 
 import http.client
 import json
+import socket
+import struct
 import threading
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -192,3 +195,69 @@ def test_one_recipe_is_computed_at_a_time_and_a_bad_one_does_not_wait(explorer, 
     for thread in threads:
         thread.join()
     assert most == [1]
+
+
+def raw(explorer, request):
+    """Whatever comes back for these bytes."""
+    with socket.create_connection(explorer.server_address, timeout=5) as to:
+        to.sendall(request)
+        to.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := to.recv(2**16):
+            answer += part
+    return answer
+
+
+def test_odd_lengths_and_broken_connections_are_no_tracebacks(explorer, capfd):
+    head = b"POST /recipe HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    for length in (b"9" * 5000, b"-1", b"1e3", b"", "\u0663".encode()):
+        answer = raw(explorer, head + b"Content-Length: " + length + b"\r\n\r\n{}")
+        assert answer.startswith(b"HTTP/1.1 400")
+    for part in (b"GET / HT", head + b"Content-Length: 50\r\n\r\n{"):
+        to = socket.create_connection(explorer.server_address, timeout=5)
+        to.sendall(part)
+        to.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        to.close()  # a reset, in the middle of a request
+    assert asked(explorer, "GET", "/")[0] == 200
+    assert capfd.readouterr().err == ""
+
+
+def test_two_hundred_at_once_are_served(explorer):
+    connections = [
+        socket.create_connection(explorer.server_address, timeout=10) for _ in range(200)
+    ]
+    for one in connections:
+        one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    for one in connections:
+        assert one.recv(12) == b"HTTP/1.1 200"
+        one.close()
+
+
+def test_what_nobody_waits_for_is_ended(explorer, monkeypatch):
+    begun, ended, waiting = threading.Event(), threading.Event(), []
+
+    def endless(recipe, beside):
+        waiting.append(recipe)
+        begun.set()
+        try:
+            while True:
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(explorer.live, "answer", endless)
+    body = b'{"recipe": "clip"}'
+    request = b"POST /recipe HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    request += b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    first, second = (socket.create_connection(explorer.server_address, timeout=5) for _ in "12")
+    first.sendall(request)
+    assert begun.wait(5)
+    second.sendall(request)  # waits for its turn, and leaves before it comes
+    second.close()
+    time.sleep(0.5)
+    assert not ended.is_set()
+    first.close()
+    assert ended.wait(5)
+    monkeypatch.setattr(explorer.live, "answer", computed)
+    assert posted(explorer, {"recipe": "clip"})[0] == 200
+    assert waiting == ["clip"]

@@ -29,12 +29,11 @@ from featcal.core import dist
 from featcal.core.checks import ArgumentError, InputError
 from featcal.core.progress import ROWS, listen
 from featcal.data import Pack
-from featcal.report.tables import Table
+from featcal.report.tables import Table, spelled
 from featcal.version import __version__
 
 BAD_INPUT = 2  # the exit code for what a person can mend
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
-OVERWRITE = "choose another name, or overwrite it with --force"
 BOUNDLESS = 10_000  # wider than any table
 PIPE_WIDTH = BOUNDLESS  # a pipe has no width of its own, and a table must not be cut there
 HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb terminal has 80
@@ -92,7 +91,7 @@ def main(args: list[str] | None = None) -> None:
                 sentence = _sentence(error)
                 if sentence is None:
                     raise
-                click.echo(f"Error: {' '.join(sentence.split())}", err=True)
+                click.echo(f"Error: {spelled(' '.join(sentence.split()))}", err=True)
             code = INTERRUPTED if stopped else BAD_INPUT
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
@@ -116,7 +115,8 @@ def _sentence(error: BaseException) -> str | None:
 
 def option_of(argument: str) -> str:
     """--held-out for held_out, and --download for download=True."""
-    return f"--{argument.partition('=')[0].replace('_', '-')}"
+    name = argument.partition("=")[0].replace("_", "-")
+    return f"--{'force' if name == 'overwrite' else name}"
 
 
 PATH = click.Path(path_type=Path)
@@ -192,7 +192,7 @@ def say(*lines: Line, file: TextIO | None = None) -> None:
     with screen.capture() as caught:
         for line in lines:
             if isinstance(line, str):
-                screen.print(line, soft_wrap=True)
+                screen.print(printable(line, screen.encoding), soft_wrap=True)
             else:
                 _print_table(line, screen)
     text = caught.get()
@@ -207,7 +207,7 @@ def say(*lines: Line, file: TextIO | None = None) -> None:
 
 def _print_table(table: Table, screen: Console) -> None:
     if table.title:
-        screen.print(Text(table.title, "bold"), soft_wrap=True)
+        screen.print(Text(spelled(table.title), "bold"), soft_wrap=True)
     whole = _drawn(table, screen.encoding)
     least = Console(width=BOUNDLESS, height=HEIGHT).measure(whole).minimum
     for part in [table] if least <= screen.width else table.blocks(screen.width):
@@ -217,7 +217,7 @@ def _print_table(table: Table, screen: Console) -> None:
         footnotes.add_column(no_wrap=True)
         footnotes.add_column(overflow="fold")
         for letter, text in table.notes:
-            footnotes.add_row(printable(f"[{letter}]", screen.encoding), Text(text))
+            footnotes.add_row(printable(f"[{letter}]", screen.encoding), Text(spelled(text)))
         screen.print(footnotes, width=min(screen.width, TEXT_WIDTH))
 
 
@@ -245,7 +245,8 @@ def _styled(cell: str) -> Text:
 
 
 def printable(text: str, encoding: str | None) -> str:
-    """The text with signs that this encoding has."""
+    """The text with signs that this encoding has, and none that a terminal would obey."""
+    text = spelled(text)
     try:
         text.encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):

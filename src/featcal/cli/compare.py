@@ -83,7 +83,7 @@ class Request(SimpleNamespace):
                 f"after clip: leave out --paper, or {given[0]}"
             )
         if self.output is not None:
-            check_free(self.output, overwrite=self.force, remedy=app.OVERWRITE)
+            check_free(self.output, overwrite=self.force)
 
     def run(self) -> Comparison:
         """Fits and scores the recipes, each of which the pack can serve."""

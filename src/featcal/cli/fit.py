@@ -50,7 +50,7 @@ def fit(
 
     Example: featcal fit my-pack auto -o cal.safetensors
     """
-    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    check_free(output, overwrite=force)
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
     check_recipe(calibrator, pack, train=train_split is not None)
@@ -180,7 +180,7 @@ def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, fo
 
     Example: featcal predict my-pack cal.safetensors -o probs.npy
     """
-    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    check_free(output, overwrite=force)
     pack = Pack.open(pack_path)
     calibrator = load_for(calibrator_path, pack)
     data = pack.split(split)

@@ -265,7 +265,7 @@ def export(
       featcal export my_project.models:build cal.safetensors --onnx model.onnx
       featcal export my-pack cal.safetensors --onnx head.onnx
     """  # noqa: D301 - click knows a block by the character itself
-    check_free(output, overwrite=force, remedy=app.OVERWRITE)
+    check_free(output, overwrite=force)
     model, inputs, dynamic = _source(source, calibrator_path, head, split, rows)
     with app.progress_bar():
         made = files.onnx(

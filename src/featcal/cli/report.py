@@ -66,7 +66,7 @@ def report(output: Path, md: Path | None, force: bool, **asked: Any) -> app.Answ
 
     check_packages()
     for path in filter(None, (output, md)):
-        check_free(path, overwrite=force, remedy=app.OVERWRITE)
+        check_free(path, overwrite=force)
     if md is not None and md.absolute() == output.absolute():
         raise InputError(f"-o and --md both name {output}: give each a file of its own")
     content = _content("report", output=output, md=md, **asked)

@@ -37,7 +37,7 @@ from featcal.datasets.images import default_val
 from featcal.losses import LOSSES, TrainingLoss, parse_loss
 from featcal.metrics.columns import COLUMNS
 from featcal.models import build, network_options
-from featcal.report.tables import Table
+from featcal.report.tables import Table, spelled
 from featcal.train import Engine, Epoch, History, Recipe, processes, published_loss, save_history
 from featcal.train import train as run_training
 from featcal.train.engine import PRECISIONS, launched_rank
@@ -391,7 +391,8 @@ class Run(SimpleNamespace):
             elif standing.step == steps:  # what is still to be watched
                 place = f"end of epoch {standing.epoch + 1}"
             lines.append(f"Going on from {self.output / CHECKPOINT}: {place}")
-        print("\n".join(lines), flush=True)  # not by rich, which would write through the bar
+        # Not by rich, which would write through the bar.
+        print(spelled("\n".join(lines)), flush=True)
 
     def facts(self, history: tuple[Epoch, ...]) -> dict[str, Any]:
         """How the network came about, for its record and its pack."""
@@ -499,7 +500,7 @@ def history(folders: tuple[Path, ...], output: Path | None, force: bool) -> app.
     Example: featcal history run-ce run-focal -o history.png
     """
     if output is not None:
-        check_free(output, overwrite=force, remedy=app.OVERWRITE)
+        check_free(output, overwrite=force)
     runs = {str(folder): History.read(folder) for folder in folders}
     if output is not None:
         named = {f"{name}: {run.loss}": run.epochs for name, run in runs.items()}

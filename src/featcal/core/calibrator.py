@@ -48,6 +48,7 @@ from featcal.core.progress import FEW_LARGE, calm
 from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}
+MOST_STEPS = 16  # of a recipe: what can be saved can be read again (see `featcal.core.text`)
 VIEWS = ("unclipped", "clipped")  # of features, see `seen_features`
 NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
 
@@ -321,8 +322,8 @@ class Pipeline(Calibrator):
     def __init__(self, *steps: Calibrator) -> None:
         super().__init__()
         flat = [part for step in steps for part in step.steps_in_order()]
-        if not flat:
-            raise InputError("a pipeline of no steps: name at least one, such as FeatureClip()")
+        if not 0 < len(flat) <= MOST_STEPS:
+            raise InputError(f"a pipeline of {len(flat)} steps: give 1 to {MOST_STEPS}")
         whole = next((step for step in flat if step.alone), None)
         if whole is not None and len(flat) > 1:
             raise InputError(f"{whole.name} chooses a whole recipe: give it alone")

@@ -14,6 +14,7 @@ them; `slack` is how far from 1 a row may sum, `sum_tolerance` of its precision 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable
@@ -31,6 +32,13 @@ ARGUMENT = re.compile(r"<([\w=.]+)>")
 ROUNDING = 1e-6  # how far below 0 or above 1 one may lie: exp(z - logsumexp(z)) may end there
 ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
 SHOWN_ROWS = 5
+# The most of a whole number, by its name: a larger one would only take time or memory.
+MOST = {
+    **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},
+    **{"bins": 10_000, "knots": 1000, "top": 1000, "neighbours": 10**6, "references": 10**7},
+    "seed": 2**62,
+}
+STRONGEST = 1e6
 
 
 class InputError(ValueError):
@@ -90,15 +98,32 @@ def check_choice(method: str, key: str, value: object, known: Iterable[str]) -> 
 
 
 def check_whole(method: str, least: int, **given: object) -> None:
-    """Refuses anything but whole numbers from `least` up.
+    """Refuses anything but whole numbers from `least` to what MOST has for their name, or up.
 
     >>> check_whole("histogram", 1, bins=0)
     Traceback (most recent call last):
-    featcal.core.checks.InputError: histogram: bins is 0: give a whole number from 1 up
+    featcal.core.checks.InputError: histogram: bins is 0: give a whole number from 1 to 10000
     """
     for key, value in given.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"{method}: {key} is {value!r}: give a whole number from {least} up")
+        most = MOST.get(key, math.inf)
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            end = f"to {most}" if key in MOST else "up"
+            raise InputError(
+                f"{method}: {key} is {value!r}: give a whole number from {least} {end}"
+            )
+
+
+def check_strength(method: str, key: str, value: object) -> float:
+    """The strength of a penalty: 0 up to STRONGEST, beyond which nothing is left of a fit.
+
+    >>> check_strength("vector", "ridge", 1e308)
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: vector: ridge is 1e+308: give a number from 0 to 1e+06
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= STRONGEST:  # type: ignore[operator]
+        raise InputError(f"{method}: {key} is {value!r}: give a number from 0 to {STRONGEST:g}")
+    return value if isinstance(value, int) else float(value)  # type: ignore[arg-type]
 
 
 def whole_number(value: object) -> int:

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from featcal.core.checks import InputError
+from safetensors import SafetensorError
 
-OVERWRITE = "choose another name, or overwrite it with overwrite=True"
+from featcal.core.checks import ArgumentError, InputError
+
+OVERWRITE = "choose another name, or overwrite it with <overwrite=True>"
 REMOVE = "choose another name, or remove it first"  # a folder is never replaced
 LOCK = ".lock"
 LEFT_OVER = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the names that mkdtemp makes here
@@ -27,7 +29,7 @@ def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERW
         kind = "a folder" if path.is_dir() and not path.is_symlink() else "no regular file"
         raise InputError(f"output {path} is {kind}: choose another name")
     if (path.exists() or path.is_symlink()) and not overwrite:
-        raise InputError(f"output {path} exists: {remedy}")
+        raise ArgumentError(f"output {path} exists: {remedy}")
     parent = path.absolute().parent
     if not parent.is_dir():
         raise InputError(f"output folder {parent} does not exist: create it first")
@@ -45,7 +47,11 @@ def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
     path = check_free(path, overwrite=overwrite)
     with _temporary_folder(path) as folder:
         temporary = folder / path.name
-        yield temporary
+        try:
+            yield temporary
+        except (OSError, SafetensorError) as error:  # such as a full disk
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"output {path} cannot be written: {why}") from error
         _flush(temporary)
         with suppress(PermissionError):  # some writers leave 0600, which hides it from others
             temporary.chmod(0o666 & ~_umask())
@@ -107,6 +113,11 @@ def _temporary_folder(path: Path) -> Iterator[Path]:
     try:
         with locked(folder):
             yield folder
+    except InputError as error:
+        known = str(error).replace(str(folder), str(path))  # the name that a person knows
+        if known == str(error):
+            raise
+        raise InputError(known) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -35,6 +35,7 @@ from featcal.core.batch import (
     stored_logits,
 )
 from featcal.core.checks import InputError, check_batch, check_same
+from featcal.core.stored import made
 
 if TYPE_CHECKING:
     from featcal.core.calibrator import Calibrator
@@ -588,12 +589,11 @@ class FitReport:
     @classmethod
     def of_record(cls, record: dict[str, Any]) -> FitReport:
         """The report a record describes."""
-        steps = []
-        for step in record["steps"]:
+        report: FitReport = made(cls, record, "report")
+        for step in report.steps:
             # JSON has no infinity: a threshold of null is the identity's.
-            values = {k: math.inf if v is None else v for k, v in step["values"].items()}
-            steps.append(StepReport(**{**step, "values": values}))
-        return cls(**{**record, "steps": tuple(steps)})
+            step.values.update({k: math.inf for k, v in step.values.items() if v is None})
+        return report
 
 
 def plain(value: Any) -> Any:  # noqa: ANN401 - JSON is any

@@ -19,7 +19,9 @@ from featcal.core.checks import InputError
 Made = TypeVar("Made")
 
 NONE = "none"  # the recipe that leaves the network as it is
-LONGEST = 2000  # characters; no honest text comes near, and the parser is kept from deep nesting
+# Characters: the longest recipe of MOST_STEPS steps is below, and the parser is kept from deep
+# nesting.
+LONGEST = 4000
 # What `ast.literal_eval` raises, and no more: "{[]: 1}" and ten thousand brackets among them.
 NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 

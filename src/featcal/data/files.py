@@ -11,9 +11,7 @@ written, by `Gate`.
 
 from __future__ import annotations
 
-import json
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -25,12 +23,13 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from featcal.core.batch import CHUNK_ROWS, Batch, Chunked, zero_or_one
 from featcal.core.checks import InputError, Kind
 from featcal.core.files import REMOVE, check_free
+from featcal.core.stored import check_unpacked, json_of, made, map_npy, npy_of, reading
 from featcal.data.pack import SPLIT_NAME, Gate, Pack, head_tensors, write_pack
 from featcal.data.tables import Contents, about, listed, open_parquet, scored, table_contents
 
@@ -45,11 +44,8 @@ ARRAYS = (".npz", ".npy", ".safetensors")
 TABLES = (".csv", ".tsv", ".parquet")
 PICKLES = (".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".bin", ".joblib")
 FORMATS = "an .npz, .npy, .safetensors, .csv, .tsv or .parquet file"
-# What a damaged file may raise while an array is read; numpy refuses a pickle with a ValueError.
-DAMAGE = (
-    *(zipfile.BadZipFile, zlib.error, SafetensorError),
-    *(EOFError, OSError, RuntimeError, TypeError, ValueError),
-)
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # those of numpy's archives
+ANEW = "copy it again or save it anew"
 
 Array = npt.NDArray[Any]
 Loaders = dict[str, Callable[[], Array | Tensor]]  # the arrays of files, by name
@@ -181,35 +177,39 @@ def _named_files(paths: Paths) -> list[tuple[str, Path]]:
 def _opened(stack: ExitStack, name: str, path: Path, label: str) -> Loaders:
     """The arrays of one file by name, open as long as the stack is."""
     suffix = path.suffix.lower()
-    try:
+    with reading(path, ANEW):
         if suffix == ".npz":
-            # Not numpy.load, which takes what is no archive for a pickle.
-            file = stack.enter_context(path.open("rb"))
-            archive = stack.enter_context(np.lib.npyio.NpzFile(file))
-            return {key: partial(archive.__getitem__, key) for key in archive}
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            members = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+            return {key: partial(_member, archive, one) for key, one in members.items()}
         if suffix == ".safetensors":
             tensors = stack.enter_context(safe_open(path, framework="pt"))
             keys, texts = tensors.keys(), tensors.metadata() or {}
             loaders: Loaders = {key: partial(tensors.get_tensor, key) for key in keys}
             if "class_names" in texts:
-                loaders["class_names"] = lambda: np.array(json.loads(texts["class_names"]))
+                loaders["class_names"] = lambda: np.array(
+                    made(list[str], json_of(texts["class_names"]))
+                )
             if "meta" in texts:
                 loaders["meta"] = lambda: np.array(texts["meta"])
             return loaders
-    except DAMAGE as error:
-        raise InputError(
-            f"{path} is no {suffix} file, or a part of one ({error}): copy it again or save it anew"
-        ) from error
     if suffix == ".npy":
         if not name.endswith(ENDS) and name not in WHOLE:
             raise InputError(
                 f"{path}: the name {name!r} does not say what the array is: name it val_logits, "
                 f"val_labels, ..., or give the name, as in val_logits={path}"
             )
-        # Copy on write: torch takes no array it may not write to, and the file stays as it is.
-        return {name: partial(np.lib.format.open_memmap, path, mode="c")}
+        return {name: partial(map_npy, path)}
     columns = {part: part for part in _lists(path)} | {"labels": label}
     return {key: partial(_column, path, column) for key, column in columns.items()}
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """One array of an .npz archive; its own checksum is compared."""
+    if member.compress_type not in PACKINGS:
+        raise ValueError(f"it is packed by way {member.compress_type} of zip, which numpy never is")
+    with archive.open(member) as stream:
+        return npy_of(stream, member.compress_size)
 
 
 def _lists(path: Path) -> list[str]:
@@ -223,8 +223,9 @@ def _column(path: Path, name: str) -> Array:
     with open_parquet(path) as file:
         if name not in file.schema_arrow.names:
             raise InputError(f"{path} has no column {name!r}: name that of the labels with --label")
+        check_unpacked(path.stat().st_size, 8 * file.metadata.num_rows)
         values = file.read(columns=[name]).column(name).to_numpy()
-    return np.stack(values) if values.dtype == object else np.array(values)
+        return np.stack(values) if values.dtype == object else np.array(values)
 
 
 def _array_contents(loaders: Loaders) -> Contents:
@@ -256,8 +257,8 @@ def _array_contents(loaders: Loaders) -> Contents:
     texts = {key: _array(loaders, key) for key in ("class_names", "meta") if key in keys}
     names, meta = texts.get("class_names"), cast(Any, None if "meta" in texts else {})
     if "meta" in texts:
-        with suppress(TypeError, ValueError):
-            meta = json.loads(texts["meta"].item())  # type: ignore[arg-type]
+        with suppress(TypeError, ValueError, RecursionError):
+            meta = json_of(texts["meta"].item())  # type: ignore[arg-type]
     if not isinstance(meta, dict):
         raise InputError("meta is not a JSON object: save the text json.dumps({...}) gives")
     data = {split: _rows(loaders, split, kind) for split in splits}
@@ -281,12 +282,8 @@ def _tensor(loaders: Loaders, key: str) -> Tensor:
 
 def _array(loaders: Loaders, key: str) -> Array | Tensor:
     """One array as its file gives it."""
-    try:
+    with reading(key, "save numbers or text"):
         values = loaders[key]()
-    except InputError:
-        raise
-    except DAMAGE as error:
-        raise InputError(f"{key} cannot be read ({error}): save numbers or text") from error
     return values if isinstance(values, Tensor) else np.asarray(values)
 
 

@@ -13,20 +13,20 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypedDict, final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from featcal.core.batch import CHUNK_ROWS, Batch, Data, wide
-from featcal.core.checks import InputError, check_batch, check_same, check_whole
+from featcal.core.checks import InputError, check_batch, check_finite, check_same, check_whole
 from featcal.core.files import new_file, new_folder
 from featcal.core.progress import track
+from featcal.core.stored import check_plain, json_of, made, reading
 from featcal.heads.head import linear_of
 
 FORMAT = "featcal.pack"
@@ -42,6 +42,9 @@ FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F6
 INTEGERS = {"uint8": "U8", "int16": "I16", "int32": "I32", "int64": "I64"}
 TENSORS = {"features": FLOATS, "labels": INTEGERS, "logits": FLOATS}
 SHARD_ROWS = 65_536
+SMALL = (
+    2**26
+)  # bytes of a file whose sha256 is looked at when it is first read, in a tenth of a second
 DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
 
 Expected = dict[str, tuple[tuple[int | None, ...], str]]  # of a file's tensors: shape and type
@@ -60,6 +63,7 @@ class PackSplit:
     path: Path
     name: str
     manifest: Manifest
+    checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -68,7 +72,9 @@ class PackSplit:
 
     def __iter__(self) -> Iterator[Batch]:
         for shard in self.manifest.splits[self.name]:
-            with _opened(self.path / shard.file) as file:
+            _check_once(self.path, shard, self.checked)
+            path = self.path / shard.file
+            with reading(path, REMEDY), safe_open(path, framework="pt") as file:
                 stored = {name: file.get_slice(name) for name in self.manifest.dtypes}
                 for start in range(0, shard.rows, CHUNK_ROWS):
                     # Views of the mapped file until they are widened.
@@ -89,10 +95,12 @@ class Pack:
     Attributes:
         path: the folder.
         manifest: what it holds.
+        checked: the small files whose sha256 was found right, once each.
     """
 
     path: Path
     manifest: Manifest
+    checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     @classmethod
     def open(cls, path: Path | str) -> Pack:
@@ -138,8 +146,12 @@ class Pack:
             return None
         double = self.manifest.dtypes.get("features") == "float64"
         dtype = torch.float64 if double else torch.float32  # what the features come in
-        with _opened(self.path / self.manifest.head.file) as file:
+        path = self.path / self.manifest.head.file
+        _check_once(self.path, self.manifest.head, self.checked)
+        with reading(path, REMEDY), safe_open(path, framework="pt") as file:
             weight, bias = (file.get_tensor(name).to(dtype) for name in ("weight", "bias"))
+            for part in (weight, bias):
+                check_finite("weight and bias", part, remedy="store a trained head")
         return linear_of(weight.clone(), bias.clone())
 
     def split(self, name: str) -> PackSplit:
@@ -147,7 +159,7 @@ class Pack:
         if name not in self.manifest.splits:
             known = ", ".join(self.splits)
             raise InputError(f"{self.path} has no split {name!r}: choose one of {known}")
-        return PackSplit(self.path, name, self.manifest)
+        return PackSplit(self.path, name, self.manifest, self.checked)
 
     def verify(self) -> None:
         """Reads every byte and compares it with the sha256 in the manifest.
@@ -156,9 +168,7 @@ class Pack:
             InputError: naming the first file that is damaged.
         """
         for part in track("verify", self.manifest.parts()):
-            path = self.path / part.file
-            if sha256(path) != part.sha256:
-                raise InputError(f"{path} is damaged: its sha256 has changed; {REMEDY}")
+            check_sum(self.path, part)
 
     def summary(self) -> dict[str, Any]:
         """What the pack holds, JSON-ready."""
@@ -204,9 +214,21 @@ class Part:
     sha256: str
     rows: int = 0
 
+    def __post_init__(self) -> None:
+        if not FILE_NAME.fullmatch(self.file):
+            raise InputError(f"{self.file!r} is not the plain name of a .safetensors file")
+
     def to_json(self) -> dict[str, Any]:
         """The part as the manifest writes it; a head has no rows."""
         return {key: value for key, value in asdict(self).items() if value}
+
+
+class Layout(TypedDict):
+    """The columns and types of the tensors of a pack, as its manifest has them."""
+
+    features: int | None
+    classes: int
+    dtypes: dict[str, str]
 
 
 @final
@@ -263,70 +285,64 @@ class Manifest:
         return {"format": FORMAT, "version": VERSION, **fields}
 
 
+class _SplitEntry(TypedDict):
+    rows: int
+    shards: list[Part]
+
+
 def _read_manifest(path: Path) -> Manifest:
     """A manifest that agrees with itself; `Pack.open` compares its numbers with the files."""
-    try:
-        table = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not valid JSON ({error}): {REMEDY}") from error
-    found = table.get("format") if isinstance(table, dict) else None
-    if found != FORMAT:
-        raise InputError(f'{path} is no manifest of a pack: its "format" is {json.dumps(found)}')
-    if table.get("version") != VERSION:
-        raise InputError(
-            f"{path} has version {table.get('version')}, and {VERSION} is read here: update featcal"
-        )
-
-    def part(entry: dict[str, Any]) -> Part:
-        if not FILE_NAME.fullmatch(entry["file"]):
-            raise ValueError(f"{entry['file']!r} is not the plain name of a .safetensors file")
-        return Part(entry["file"], entry["bytes"], entry["sha256"], entry.get("rows", 0))
-
-    try:
-        head, names, dtypes = table["head"], table["class_names"], dict(table["dtypes"])
-        manifest = Manifest(
-            class_names=None if names is None else tuple(names),
-            dtypes=dtypes,
-            head=None if head is None else part(head),
-            splits={key: tuple(map(part, one["shards"])) for key, one in table["splits"].items()},
-            **{key: table[key] for key in ("dataset", "model", "features", "classes", "meta")},
-        )
-        rows = {key: one["rows"] for key, one in table["splits"].items()}
+    with reading(path, REMEDY):
+        table = json_of(path.read_bytes())
+        found = table.pop("format", None) if isinstance(table, dict) else None
+        if found != FORMAT:
+            said = json.dumps(found)[:80]
+            raise InputError(f'{path} is no manifest of a pack: its "format" is {said}')
+        version = table.pop("version", None)
+        if version != VERSION:
+            said = json.dumps(version)[:80]
+            raise InputError(
+                f"{path} has version {said}, and {VERSION} is read here: update featcal"
+            )
+        entries = made(dict[str, _SplitEntry], table.get("splits"), "splits")
+        plain = {key: one["shards"] for key, one in table["splits"].items()}
+        manifest: Manifest = made(Manifest, {**table, "splits": plain})
+        rows = {key: one["rows"] for key, one in entries.items()}
         files = [one.file for one in manifest.parts()]
-        known = all(dtype in TENSORS[name] for name, dtype in dtypes.items())
-        named = names is None or len(names) == manifest.classes
+        names, dtypes = manifest.class_names, manifest.dtypes
+        known = all(dtype in TENSORS.get(name, ()) for name, dtype in dtypes.items())
+        shards = [part for parts in manifest.splits.values() for part in parts]
         for holds, what in (
-            (named, '"class_names" must name every class'),
-            (isinstance(manifest.meta, dict), '"meta" is no object'),
+            (all(map(SPLIT_NAME.fullmatch, rows)), "a split has no plain name"),
+            (names is None or len(names) == manifest.classes, '"class_names" name other classes'),
             (known and "labels" in dtypes and len(dtypes) > 1, f'"dtypes" is {dtypes}'),
             ((manifest.features is None) == ("features" not in dtypes), '"features" is misleading'),
             (files and len(set(files)) == len(files), "it names no file, or one twice"),
+            (shards and all(part.rows for part in shards), "a shard has no rows"),
             (rows == {key: manifest.rows(key) for key in rows}, '"rows" disagree with the shards'),
         ):
             if not holds:
                 raise ValueError(what)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged ({error}): {REMEDY}") from error
     return manifest
 
 
 def sha256(path: Path) -> str:
     """The sha256 of a file, in hexadecimal."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}; {REMEDY}") from error
+    with reading(path, REMEDY), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _opened(path: Path) -> Any:  # noqa: ANN401 - safetensors has no types
-    """A safetensors file; what is wrong with it is an InputError that names it."""
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} cannot be read ({error}): {REMEDY}") from error
+def check_sum(folder: Path, part: Part) -> None:
+    """Refuses a file whose bytes are not those that were written."""
+    if sha256(folder / part.file) != part.sha256:
+        raise InputError(f"{folder / part.file} is damaged: its sha256 has changed; {REMEDY}")
+
+
+def _check_once(folder: Path, part: Part, checked: set[str]) -> None:
+    """The same for a small file, the first time it is read; large ones cost too much unasked."""
+    if part.bytes <= SMALL and part.file not in checked:
+        check_sum(folder, part)
+        checked.add(part.file)
 
 
 def _check_file(folder: Path, part: Part, expected: Expected) -> None:
@@ -334,7 +350,7 @@ def _check_file(folder: Path, part: Part, expected: Expected) -> None:
     path = folder / part.file
     if not path.is_file() or path.stat().st_size != part.bytes:
         raise InputError(f"{path} is missing, or has not its {part.bytes} bytes: {REMEDY}")
-    with _opened(path) as file:
+    with reading(path, REMEDY), safe_open(path, framework="pt") as file:
         stored = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         found = {key: (tuple(one.get_shape()), one.get_dtype()) for key, one in stored.items()}
     fits = found.keys() == expected.keys() and all(
@@ -411,7 +427,8 @@ def described(
     names = None if class_names is None else tuple(class_names)
     try:
         kept = json.loads(json.dumps(dict(meta or {}), allow_nan=False))
-    except (TypeError, ValueError) as error:
+        check_plain(kept)
+    except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"meta cannot be written as JSON ({error}): remove that value") from error
     return Manifest(dataset, model, names, None, 0, {}, kept, None, {})
 
@@ -440,8 +457,8 @@ def head_tensors(head: HeadLike) -> dict[str, Tensor]:
     return values
 
 
-def layout_of(batch: Batch, classes: int) -> dict[str, Any]:
-    """The columns and types of the tensors of a batch, as a manifest has them.
+def layout_of(batch: Batch, classes: int) -> Layout:
+    """Those of a batch.
 
     Labels take the smallest type that holds every class.
     """
@@ -468,7 +485,7 @@ class Gate:
 
     head: dict[str, Tensor] | None
     class_names: Sequence[str] | None
-    layout: dict[str, Any] | None = None
+    layout: Layout | None = None
 
     def checked(self, name: str, data: Batch | Data, *, first_row: int = 0) -> Iterator[Batch]:
         """The batches of one split, from a row on, in the types they are stored in.
@@ -578,24 +595,15 @@ def grouped(batches: Iterable[Batch], rows: int) -> Iterator[list[Batch]]:
 
 def save_part(path: Path, tensors: dict[str, Tensor], *, rows: int = 0) -> Part:
     """Writes tensors to a file that appears whole or not at all."""
-    with _whole_file(path) as temporary:
+    with new_file(path, overwrite=True) as temporary:
         save_file(tensors, temporary)
     return Part(path.name, path.stat().st_size, sha256(path), rows)
 
 
 def write_json(path: Path, value: object) -> None:
     """Writes JSON that appears whole or not at all."""
-    with _whole_file(path) as temporary:
+    with new_file(path, overwrite=True) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[Path]:
-    try:
-        with new_file(path, overwrite=True) as temporary:
-            yield temporary
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"output {path.name} cannot be written: {error}") from error
 
 
 def _dtype(values: Tensor) -> str:

@@ -7,7 +7,6 @@ leaves either the state before or the state after.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -19,7 +18,6 @@ from pathlib import Path
 from typing import Any, NoReturn, final
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -29,9 +27,10 @@ from featcal.core.checks import InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked
 from featcal.core.fit import undisturbed
 from featcal.core.progress import ROWS, shown, tell
+from featcal.core.stored import json_of, made, read_tensors, reading
 from featcal.data import pack
 from featcal.data.collect import Collector, Unpack, rows_expected, unpacked
-from featcal.data.pack import HEAD, MANIFEST, Gate, Pack, Part
+from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
 
 VERSION = 1
 PARTIAL = ".partial"
@@ -127,7 +126,7 @@ class Partial:
 
     folder: Path
     settings: dict[str, Any]
-    layout: dict[str, Any] | None = None
+    layout: Layout | None = None
     head: Part | None = None
     shards: dict[str, list[Part]] = field(default_factory=dict)
     whole: list[str] = field(default_factory=list)
@@ -135,6 +134,12 @@ class Partial:
     def rows(self, split: str) -> int:
         """Rows of a split that are safe on disk."""
         return sum(part.rows for part in self.shards.get(split, []))
+
+    def tensors(self, part: Part) -> dict[str, Tensor]:
+        """What a finished file holds."""
+        path = self.folder / part.file
+        with reading(path, f"remove {self.folder.name}"):
+            return read_tensors(path)[0]
 
     def note(self) -> None:
         """Writes the journal."""
@@ -196,23 +201,19 @@ def _settle(folder: Path) -> None:
 
 def _read(folder: Path) -> Partial:
     """What the journal knows."""
-    try:
-        state = json.loads((folder / JOURNAL).read_text(encoding="utf-8"))
-        if state["version"] != VERSION:
-            raise ValueError(f"it has version {state['version']}, not {VERSION}")
-        head, shards = state["head"], state["shards"]
-        return Partial(
-            folder,
-            state["settings"],
-            state["layout"],
-            None if head is None else Part(**head),
-            {name: [Part(**part) for part in parts] for name, parts in shards.items()},
-            state["whole"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{folder / JOURNAL} is damaged, or another featcal's ({error}): remove {folder.name}"
-        ) from error
+    with reading(folder / JOURNAL, f"it is damaged, or another featcal's; remove {folder.name}"):
+        state = dict(made(dict[str, Any], json_of((folder / JOURNAL).read_bytes())))
+        if (version := state.pop("version", None)) != VERSION:
+            raise ValueError(f"it has version {version}, not {VERSION}")
+        partial: Partial = made(Partial, state, folder=folder)
+        size = made(int, partial.settings.get("shard_rows"), "settings.shard_rows")
+        full = [part.rows for parts in partial.shards.values() for part in parts[:-1]]
+        last = [parts[-1].rows for parts in partial.shards.values() if parts]
+        if {*full} - {size} or not all(0 < rows <= size for rows in last):
+            raise ValueError(f"not all shards have the {size} rows it says")
+        if last and partial.layout is None:
+            raise ValueError("it has shards and no layout")
+    return partial
 
 
 def _clear(partial: Partial) -> None:
@@ -303,8 +304,9 @@ def _known_head(partial: Partial, head: Head) -> dict[str, Tensor] | None:
     if partial.head is None:
         partial.head = pack.save_part(partial.folder / HEAD, tensors)
         partial.note()
-    stored = load_file(partial.folder / partial.head.file)
-    if any(not torch.equal(stored[key], value) for key, value in tensors.items()):
+    stored = partial.tensors(partial.head)
+    same = (torch.equal(stored[key], value) for key, value in tensors.items())
+    if stored.keys() != tensors.keys() or not all(same):
         partial.refuse("the last layer has other weights")
     return tensors
 
@@ -313,11 +315,13 @@ def _check_unchanged(partial: Partial, split: str, start: int, batch: Batch) -> 
     """Compares rows with what an earlier run stored, up to the rounding of another machine."""
     size = partial.settings["shard_rows"]
     for first in range(start - start % size, start + len(batch), size):
-        stored = load_file(partial.folder / partial.shards[split][first // size].file)
+        stored = partial.tensors(partial.shards[split][first // size])
         rows = slice(max(start - first, 0), start + len(batch) - first)
         found = batch.rows(slice(max(first - start, 0), first + size - start))
         for name, values in stored.items():
-            old, new = values[rows], getattr(found, name)
+            old, new = values[rows], getattr(found, name, None)
+            if new is None:
+                partial.refuse(f"{split!r} has {name}")
             kinds = [(part.shape, part.is_floating_point() and part.dtype) for part in (old, new)]
             if kinds[0] != kinds[1] or not torch.allclose(new.double(), old.double(), 1e-3, 1e-4):
                 where = f"rows from {first + rows.start} on of {split!r}"

@@ -28,6 +28,7 @@ from torch import Tensor
 from featcal.core.batch import CHUNK_ROWS, PROBS_SLACK, Batch, Data, stored_logits
 from featcal.core.checks import InputError, Kind, check_probs
 from featcal.core.progress import tell
+from featcal.core.stored import check_unpacked, reading
 from featcal.data.pack import SPLIT_NAME
 
 BLOCK_CELLS = 2**20  # of a table in memory at a time
@@ -254,23 +255,17 @@ def _no_score(place: str, name: str, found: str) -> InputError:
 def open_parquet(path: Path) -> Iterator[Any]:
     """A .parquet file; what is wrong with it is an InputError."""
     try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+        _, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise InputError(f"{path} needs pyarrow: pip install 'featcal[arrow]'") from error
-    try:
-        with parquet.ParquetFile(path) as file:
-            yield file
-    except InputError:  # a ValueError, as some of arrow's are
-        raise
-    except (arrow.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path} is no .parquet file, or a part of one ({' '.join(str(error).split())})"
-        ) from error
+    with reading(path, "save it anew"), parquet.ParquetFile(path) as file:
+        yield file
 
 
 def _parquet_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[Block]:
     done = 0
     with open_parquet(path) as file:
+        check_unpacked(path.stat().st_size, 8 * len(columns) * file.metadata.num_rows)
         types = import_module("pyarrow").types
         for batch in file.iter_batches(rows, columns=[*columns, label]):
             places = [f"row {row}" for row in range(done, done + batch.num_rows)]

@@ -19,19 +19,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import os
 import re
-import struct
 import tarfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NoReturn, final
 from urllib.request import urlopen
 
@@ -42,6 +41,7 @@ import torch
 from featcal.core.checks import ArgumentError, InputError, check_whole
 from featcal.core.files import new_file
 from featcal.core.progress import shown, tell, track
+from featcal.core.stored import json_of, map_npy, reading
 from featcal.datasets.images import IMAGENET_SEED, ImageData, Images, imagenet_split
 
 if TYPE_CHECKING:
@@ -66,7 +66,8 @@ ENDS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".tif", ".tiff
 CLUTTER = {"thumbs.db", "desktop.ini"}  # Windows leaves them, and nobody means them
 GIB = 2**30
 PUBLISHED_RESIZE = {224: 256}
-DAMAGE = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error)
+LONG = 8  # times its shorter side: only the middle of a longer image is scaled
+LARGE, LARGEST = 2**23, 2**26  # pixels: those decoded one at a time, and those never decoded
 WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
 
 
@@ -185,8 +186,12 @@ def fitted(image: Image, side: int, size: int) -> Image:
     short = min(width, height)
     # Rounded down and to even as torchvision's Resize and CenterCrop do it.
     wide, high = (int(side * length / short) for length in (width, height))
-    image = image.resize((wide, high), Resampling.BILINEAR) if (wide, high) != image.size else image
     left, top = round((wide - size) / 2), round((high - size) / 2)
+    if max(wide, high) > LONG * side:  # its ends would take memory, and are cut off in any case
+        x, y = width / wide, height / high
+        ends = min(width, (left + size) * x), min(height, (top + size) * y)
+        return image.resize((size, size), Resampling.BILINEAR, (left * x, top * y, *ends))
+    image = image.resize((wide, high), Resampling.BILINEAR) if (wide, high) != image.size else image
     return image.crop((left, top, left + size, top + size))
 
 
@@ -297,9 +302,7 @@ def _read_sheets(
 def _values(path: Path) -> Any:  # noqa: ANN401 - JSON
     """What is in a file of JSON or of an array."""
     with _reading(path):
-        if path.suffix == ".npy":
-            return np.load(path, allow_pickle=False)
-        return json.loads(path.read_text(encoding="utf-8"))
+        return map_npy(path) if path.suffix == ".npy" else json_of(path.read_bytes())
 
 
 def _data(
@@ -465,12 +468,19 @@ def _decoded(
         raise InputError("image files need pillow: pip install 'featcal[train]'") from error
 
     def read(path: Path) -> Bytes:
-        with _reading(path, Image.DecompressionBombError), Image.open(path) as file:
+        with _reading(path), Image.open(path) as file:
             if file.mode.startswith(WIDE):  # pillow would cut them off at 255 without a word
                 raise InputError(f"{path} has 16-bit or float pixels: save it in 8 bits")
-            image = file.convert("RGB")
-        return np.array(image if prepare is None else prepare(image))
+            width, height = file.size
+            if width * height > LARGEST:
+                raise InputError(
+                    f"{path} has {width} x {height} pixels, and {LARGEST} are read: make it smaller"
+                )
+            with alone if width * height > LARGE else nullcontext():
+                image = file.convert("RGB")
+                return np.array(image if prepare is None else prepare(image))
 
+    alone = Lock()
     tell(label, 0, len(paths))
     # Threads, for pillow decodes without Python's lock.
     pool = ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1))
@@ -483,15 +493,9 @@ def _decoded(
 
 
 @contextmanager
-def _reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     """Names a file that is missing or damaged."""
-    damage: tuple[type[Exception], ...] = (*DAMAGE, *more)
-    try:
+    if not path.is_file():
+        raise InputError(f"{path} is missing: copy it there")
+    with reading(path, "check it, or copy it again"):
         yield
-    except InputError:
-        raise
-    except FileNotFoundError as error:
-        raise InputError(f"{path} is missing: copy it there") from error
-    except damage as error:
-        why = str(error).replace(f" {str(path)!r}", "")
-        raise InputError(f"{path} cannot be read ({why}): check it, or copy it again") from error

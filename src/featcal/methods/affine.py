@@ -25,7 +25,7 @@ from torch import Tensor
 from featcal.core import dist
 from featcal.core.batch import Batch, Data, Through, stored_logits
 from featcal.core.calibrator import LogitMap
-from featcal.core.checks import InputError
+from featcal.core.checks import InputError, check_strength
 from featcal.core.fit import Loss, Problem, StepReport, measure, settle
 from featcal.core.gradient import Descent, minimize
 from featcal.core.progress import calm, track
@@ -190,7 +190,7 @@ class VectorScaling(HeldMap):
 
     def __init__(self, *, ridge: float | None = None) -> None:
         super().__init__()
-        self.ridge = None if ridge is None else strength(self.name, "ridge", ridge)
+        self.ridge = None if ridge is None else check_strength(self.name, "ridge", ridge)
 
     def strengths(self, task: Task, inverse: float, c: float) -> dict[str, float]:
         """The ridge: c k unless given."""
@@ -220,7 +220,7 @@ class PenalisedMatrix(HeldMap):
     ) -> None:
         super().__init__()
         asked = {"off_diagonal": off_diagonal, "bias": bias, "ridge": ridge}
-        held = {k: None if v is None else strength(self.name, k, v) for k, v in asked.items()}
+        held = {k: None if v is None else check_strength(self.name, k, v) for k, v in asked.items()}
         self.off_diagonal, self.bias, self.ridge = held["off_diagonal"], held["bias"], held["ridge"]
 
     def strengths(self, task: Task, inverse: float, c: float) -> dict[str, float]:
@@ -283,7 +283,7 @@ class StructuredScaling(AffineMap):
 
     def __init__(self, *, penalty: float = 1.0) -> None:
         super().__init__()
-        self.penalty = strength(self.name, "penalty", penalty)
+        self.penalty = check_strength(self.name, "penalty", penalty)
         self.register_buffer("temperature", torch.ones(()))
         self.register_buffer("floor", torch.tensor(-math.inf))  # ln(e / k): fits 16 bits, unlike e
 
@@ -338,13 +338,6 @@ class StructuredMatrixScaling(StructuredScaling):
     name = "sms"
     title = "structured matrix scaling"
     matrix = True
-
-
-def strength(method: str, key: str, value: object) -> float:
-    """The strength of a penalty, refused unless it is a finite number of at least 0."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
-        raise InputError(f"{method}: {key} is {value!r}: give a finite number, 0 or above")
-    return value if isinstance(value, int) else float(value)  # numpy's floats as Python's
 
 
 def temperature_start(data: Data, loss: Loss) -> tuple[float, int]:

@@ -23,7 +23,7 @@ from featcal.page.verdict import Certainty, contest
 from featcal.page.wording import ASSETS, environment, missing, named, percent, say, words
 from featcal.report.compare import Comparison
 from featcal.report.tables import Table as TextTable
-from featcal.report.tables import metric_cells, notes
+from featcal.report.tables import inert, metric_cells, notes
 from featcal.version import __version__
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def render(content: Content, *, live: bool = False) -> str:
 def markdown(content: Content) -> str:
     """The report for a pull request: the summary, the comparison, the entropies."""
     template = environment().get_template("report.md")
-    return template.render(
+    text = template.render(
         content=content,
         summary=content.summary,
         tables=page_tables(content),
@@ -79,6 +79,7 @@ def markdown(content: Content) -> str:
         fits=[entry for entry in content.entries if entry.fitted],
         markdown_table=_markdown_table,
     )
+    return inert(text)
 
 
 def check_packages() -> None:

@@ -7,9 +7,13 @@ send. Other users of the same machine can reach it, and see no more than the pag
 
 from __future__ import annotations
 
+import ctypes
 import json
+import socket
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
@@ -110,6 +114,7 @@ class Live:
 HOST = "127.0.0.1"
 NAMES = (HOST, "localhost")
 LONGEST = 2**16  # bytes of a request: some dozens of recipes
+GLANCE = 0.2  # seconds between two looks whether anybody still waits
 JSON_TYPE = "application/json"
 ASKED = 'give {"recipe": "clip | temperature", "beside": ["none"]}, all of it text'
 
@@ -124,6 +129,7 @@ class Explorer(ThreadingHTTPServer):
     """
 
     daemon_threads = True  # a computation does not outlive Ctrl-C
+    request_queue_size = 1024  # connections that may wait to be taken
 
     def __init__(self, page: str, live: Live, port: int = 0) -> None:
         self.page, self.live = page.encode(), live
@@ -140,6 +146,56 @@ class Explorer(ThreadingHTTPServer):
     def address(self) -> str:
         """Where a browser finds the page."""
         return f"http://{HOST}:{self.server_address[1]}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
+        """Says nothing of a connection that broke; anything else has its traceback."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+    def answer(
+        self, recipe: str, beside: Sequence[str], left: Callable[[], bool]
+    ) -> dict[str, Any] | None:
+        """What `Live` answers when it is this recipe's turn; None once nobody waits for it.
+
+        Args:
+            recipe: its text.
+            beside: as `Live.answer` takes them.
+            left: whether whoever asked has gone: a fit under way is ended then.
+        """
+        found: Future[dict[str, Any] | None] = Future()
+
+        def work() -> None:
+            try:
+                found.set_result(self.live.answer(recipe, beside))
+            except Left:
+                found.set_result(None)
+            except Exception as error:
+                found.set_exception(error)
+
+        while not self.one_at_a_time.acquire(timeout=GLANCE):
+            if left():
+                return None
+        try:
+            thread = threading.Thread(target=work, daemon=True)
+            thread.start()
+            while thread.is_alive():
+                thread.join(GLANCE)
+                if thread.is_alive() and left():
+                    end(thread)
+        finally:
+            self.one_at_a_time.release()
+        return found.result()
+
+
+class Left(BaseException):
+    """Raised in a computation that nobody waits for; no `except Exception` stops it."""
+
+
+def end(thread: threading.Thread) -> None:
+    """Raises `Left` in a thread, between two steps of Python: no fit has to ask for it."""
+    assert thread.ident is not None
+    raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    raise_in(ctypes.c_ulong(thread.ident), ctypes.py_object(Left))
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -171,22 +227,34 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             self.server.live.checked(asked[0])
-            with self.server.one_at_a_time:
-                found = self.server.live.answer(*asked)
+            found = self.server.answer(*asked, self._left)
+            body = json.dumps(found, allow_nan=False).encode()
         except InputError as error:
             # A person may mistype: for the browser that is an answer like any other, where a
             # status of 400 would stand in its console as an error of the page.
-            found = {"error": str(error)}
+            body = json.dumps({"error": str(error)}).encode()
         except Exception as error:  # the page waits for an answer, whatever went wrong
             why = f"this recipe failed ({type(error).__name__}: {error}): try another"
             self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
             return
-        body = json.dumps(found, allow_nan=False).encode()
         self._send(HTTPStatus.OK, body, JSON_TYPE)
+
+    def _left(self) -> bool:
+        """Whether whoever asked has closed the connection."""
+        self.connection.settimeout(0)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.connection.settimeout(self.timeout)
 
     def _asked(self) -> tuple[str, list[str]]:
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()) or int(length) > LONGEST:
+        known = length.isascii() and length.isdigit() and len(length) <= len(str(LONGEST))
+        if not known or int(length) > LONGEST:
             raise InputError(f"a request has at most {LONGEST} bytes: shorten the recipe")
         try:
             asked = json.loads(self.rfile.read(int(length)))
@@ -214,8 +282,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("X-Frame-Options", "DENY")
-        self.end_headers()
         with suppress(ConnectionError):  # the page was closed meanwhile
+            self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:

@@ -23,6 +23,7 @@ from featcal.report.bootstrap import UNKNOWN, Difference, Interval
 if TYPE_CHECKING:
     from featcal.report.compare import Comparison
 
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 BORDER = 3  # what a column costs besides its text: a line and a space on either side
 
 
@@ -96,6 +97,24 @@ class Table:
         """Title, pipe table and footnotes, as Markdown."""
         notes = "".join(f"\n- [{letter}] {text}" for letter, text in self.notes)
         return f"{self.title}\n\n{self.markdown()}\n{notes}".rstrip()
+
+
+def spelled(text: str) -> str:
+    r"""The text with control characters spelled out: names of files and classes may hold any.
+
+    >>> print(spelled("cat" + chr(27) + "[31m"))
+    cat\x1b[31m
+    """
+    return text.translate(CONTROLS)
+
+
+def inert(text: str) -> str:
+    """Markdown in which no name can be HTML.
+
+    >>> inert("dog<script>")
+    'dog&lt;script>'
+    """
+    return spelled(text).replace("<", "&lt;")
 
 
 def _numeric(cells: Iterable[str]) -> bool:
@@ -370,7 +389,8 @@ def markdown(
         )
         title = f"**{block.title}**\n\n" if block.title else ""
         parts.append(title + Table(block.title, heads, rows).markdown(gap=" "))
-    return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes(comparison))]) + "\n"
+    told = "\n".join(f"- {note}" for note in notes(comparison))
+    return inert("\n\n".join([*parts, told])) + "\n"
 
 
 def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:

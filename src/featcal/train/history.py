@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,19 +11,18 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from featcal.core.checks import InputError
 from featcal.core.files import LOCK, new_file
 from featcal.core.fit import undisturbed
+from featcal.core.stored import json_of, made, reading
 from featcal.datasets import Images, Normalisation
 from featcal.metrics import accuracy, ece, nll
 from featcal.report import diagram
-from featcal.train.run_folder import CHECKPOINT, FORMAT, RECORD, said_in
+from featcal.train.run_folder import CHECKPOINT, RECORD, said_in
 
 ROWS = 1000  # at a time: enough to fill a GPU, little to keep
-UNREADABLE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
 # Okabe and Ito's hues, apart for every kind of colour vision; then the same with dashes.
 HUES = (
     *(diagram.BLUE, diagram.VERMILLION, "#009E73", diagram.PURPLE),
@@ -114,12 +111,10 @@ class Epoch:
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> Epoch:
         """The epoch a public form describes."""
-        keys = ("rate", "loss", "seconds", "nll", "accuracy", "ece")
-        values = {key: float(found[key]) for key in keys if key in found}
-        if not all(map(math.isfinite, values.values())):
-            raise ValueError(f"{values} are not all numbers")
-        own = {key: values.pop(key) for key in keys[:3]}
-        return cls(int(found["epoch"]), **own, watched=Watched(**values) if values else None)
+        keys = ("epoch", "rate", "loss", "seconds")
+        scores = {key: value for key, value in found.items() if key not in keys}
+        own = {key: value for key, value in found.items() if key in keys}
+        return made(cls, {**own, "watched": scores or None}, "epoch")  # type: ignore[no-any-return]
 
 
 Report = Callable[[Epoch], None]
@@ -160,30 +155,16 @@ class History:
         # The record comes before the checkpoint goes: a run that ends meanwhile has the former.
         for file in (RECORD, CHECKPOINT, RECORD):
             try:
-                if file == RECORD:
-                    about = json.loads((folder / file).read_text())
-                    found = about["epochs"]
-                    # `write_run` takes any facts, and a record from Python may have few.
-                    about = {"loss": "?", "recipe": {"epochs": len(found)}, **about}
-                else:
-                    said = said_in(folder / file)
-                    if said["format"] != FORMAT:
-                        raise ValueError(f"format {said['format']}, not {FORMAT}")
-                    about, found = said["settings"], said["position"]["history"]
-                epochs = tuple(map(Epoch.of_json, found))
-                run = cls(folder, str(about["loss"]), int(about["recipe"]["epochs"]), epochs)
-            except FileNotFoundError:
-                continue
-            except UNREADABLE as error:
-                raise InputError(
-                    f"{folder / file} cannot be read ({type(error).__name__}: {error}): it is "
-                    "damaged, or of another version of featcal"
-                ) from error
+                loss, planned, epochs = cls._told(folder / file)
+            except InputError as error:
+                if isinstance(error.__cause__, FileNotFoundError):
+                    continue
+                raise
             if not epochs:
                 raise InputError(
                     f"{folder} has no epoch that is over: there is nothing to show yet"
                 )
-            return run
+            return cls(folder, loss, planned, epochs)
         if (folder / LOCK).exists():
             raise InputError(
                 f"{folder} is of a run that has kept no checkpoint yet: look again when it has "
@@ -193,6 +174,23 @@ class History:
             f"{folder} holds no run: give a folder that featcal train made, with {RECORD} or "
             f"{CHECKPOINT} in it"
         )
+
+    @staticmethod
+    def _told(path: Path) -> tuple[str, int, tuple[Epoch, ...]]:
+        """The loss, the epochs planned and those that are over, as a record or checkpoint says."""
+        with reading(path, "it is damaged, or of another version of featcal"):
+            about: dict[str, Any]
+            if path.name == RECORD:
+                about = made(dict[str, Any], json_of(path.read_bytes()))
+                told = made(list[dict[str, Any]], about.get("epochs"), "epochs")
+            else:
+                said = said_in(path)
+                about, told = said.settings, said.position.history
+            epochs = tuple(map(Epoch.of_json, told))
+            # `write_run` takes any facts, and a record from Python may have few.
+            recipe = made(dict[str, Any], about.get("recipe", {}), "recipe")
+            planned = made(int, recipe.get("epochs", len(epochs)), "recipe.epochs")
+            return made(str, about.get("loss", "?"), "loss"), planned, epochs
 
     def as_json(self) -> dict[str, Any]:
         """The public form."""

@@ -21,6 +21,7 @@ from featcal.core.checks import ArgumentError, InputError, check_whole
 from featcal.core.files import new_file
 from featcal.core.fit import undisturbed
 from featcal.core.progress import tell
+from featcal.core.stored import reading
 from featcal.datasets import Normalisation, Splits, normalisations
 from featcal.datasets.images import PUBLISHED, default_val
 from featcal.losses import TrainingLoss
@@ -197,7 +198,10 @@ class Trainer:
         if found is None:
             return None
         self.position, state = found
-        self.loss = self.loss.restored(state).to(self.engine.device)
+        with reading(self.checkpoint.path, run_folder.REMEDY):
+            for epoch in self.position.history:
+                Epoch.of_json(epoch)
+            self.loss = self.loss.restored(state).to(self.engine.device)
         return self.position
 
     def run(self, watch_every: int, report: Report | None) -> tuple[Epoch, ...]:
@@ -241,6 +245,7 @@ class Trainer:
             total += self._taken(batch)
             tell("training", epoch * len(steps) + step + 1, recipe.epochs * len(steps))
             if self.asked or monotonic() - self.kept >= self.every:
+                self._check_finite(total, f"the loss is {total.item()}")
                 seconds = monotonic() - started
                 self.position = replace(
                     self.position, step=step + 1, total=total.item(), seconds=seconds

@@ -10,7 +10,7 @@ import json
 import shutil
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +18,12 @@ from types import FrameType
 from typing import Any, final
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from featcal.core.checks import ArgumentError, InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked, new_file
+from featcal.core.stored import json_of, made, read_tensors, reading, save_tensors
 from featcal.datasets import Splits
 
 CHECKPOINT, WEIGHTS = "checkpoint.safetensors", "model.safetensors"
@@ -54,6 +54,17 @@ class Position:
     total: float = 0.0
     seconds: float = 0.0
     history: tuple[dict[str, Any], ...] = ()
+
+
+@final
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint says of its run; its tensors are apart."""
+
+    format: int
+    settings: dict[str, Any]
+    images: dict[str, str]
+    position: Position
 
 
 @final
@@ -95,10 +106,9 @@ class Checkpoint:
             for group, values in groups.items()
             for key, value in values.items()
         }
-        about = {"format": FORMAT, "settings": self.settings, "images": self.images}
-        about["position"] = vars(position)
+        about = vars(About(FORMAT, self.settings, self.images, position))
         with new_file(self.path, overwrite=True) as temporary:
-            save_file(tensors, temporary, {KEY: json.dumps(about)})
+            save_tensors(temporary, tensors, {KEY: json.dumps(about, default=vars)})
 
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
@@ -110,12 +120,14 @@ class Checkpoint:
         """
         if not self.path.exists():
             return None
-        try:
-            about = said_in(self.path)
-            with safe_open(self.path, "pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, ValueError) as error:
-            raise InputError(f"{self.path} cannot be read ({error}): {REMEDY}") from error
+        with reading(self.path, REMEDY):
+            return self._restored(model, optimizer)
+
+    def _restored(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[Position, dict[str, Tensor]]:
+        tensors, texts = read_tensors(self.path)
+        about = about_of(texts)
         self._check(about)
 
         def group(name: str) -> dict[str, Tensor]:
@@ -140,29 +152,39 @@ class Checkpoint:
         torch.set_rng_state(tensors["random.cpu"])
         if "random.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["random.cuda"])
-        found = about["position"]
-        return Position(**{**found, "history": tuple(found["history"])}), group("loss")
+        return about.position, group("loss")
 
-    def _check(self, about: Any) -> None:  # noqa: ANN401 - JSON
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise InputError(
-                f"{self.path} is no checkpoint of this version of featcal train: {REMEDY}"
-            )
-        theirs, ours = _flat(about["settings"]), _flat(self.settings)
+    def _check(self, about: About) -> None:
+        theirs, ours = _flat(about.settings), _flat(self.settings)
         keys = [key for key in sorted({*theirs, *ours}) if theirs.get(key) != ours.get(key)]
         if keys:
             told = (f"<{key}> = {theirs.get(key)}, not {ours.get(key)}" for key in keys)
             raise ArgumentError(f"{self.path} is of a run with {'; '.join(told)}: {REMEDY}")
         for part, found in self.images.items():
-            if about["images"].get(part) != found:
+            if about.images.get(part) != found:
                 which = part.replace("_", " ")
                 raise InputError(f"{self.path} is of a run with other images in {which}: {REMEDY}")
 
 
-def said_in(path: Path) -> Any:  # noqa: ANN401 - JSON
-    """What a checkpoint says of its run, without its tensors; None for another file."""
+def said_in(path: Path) -> About:
+    """What a checkpoint says of its run, without its tensors."""
     with safe_open(path, "pt") as file:
-        return json.loads((file.metadata() or {}).get(KEY, "null"))
+        return about_of(file.metadata() or {})
+
+
+def about_of(texts: Mapping[str, str]) -> About:
+    """What the texts of a checkpoint say.
+
+    Raises:
+        ValueError: for those of another file, or of another version.
+    """
+    found = json_of(texts.get(KEY, "null"))
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError("it is no checkpoint of this version of featcal train")
+    about: About = made(About, found)
+    if len(about.position.history) != about.position.epoch:
+        raise ValueError(f"it tells of {len(about.position.history)} epochs")
+    return about
 
 
 def fingerprints(splits: Splits) -> dict[str, str]:
