@@ -57,6 +57,11 @@ def test_two_logits_and_back_is_the_same_to_the_bit(values):
     torch.testing.assert_close(two.softmax(1)[:, 1:], z.sigmoid())
 
 
+def test_the_one_logit_of_any_two_has_the_same_probability(rows):
+    two = rows.logits[:, :2]
+    torch.testing.assert_close(one_logit(two).sigmoid(), two.softmax(1)[:, 1:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_rest_of_a_16_bit_probability_loses_no_digits(dtype):
     """In bfloat16 1 - 0.01 would be 0.98828, and the confidence wrong by 0.2 points."""
@@ -105,6 +110,7 @@ def test_rows_pick_every_tensor_alike_and_labels_may_be_a_list(rows):
 def test_chunks_are_bounded_joined_and_lose_no_row(rows):
     parts = [rows.rows(slice(start, start + 3)) for start in range(0, 25, 3)]
     assert [len(chunk) for chunk in Chunked(parts, rows=10)] == [9, 9, 9]
+    assert [len(chunk) for chunk in Chunked([rows.rows(slice(0, 5))] * 6, rows=10)] == [10, 10, 10]
     for data, sizes in (([rows], [40, 40, 20]), ([*parts, rows.rows(slice(27, 100))], None)):
         chunks = list(Chunked(data, rows=40))
         assert sizes is None or [len(chunk) for chunk in chunks] == sizes
