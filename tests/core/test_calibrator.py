@@ -83,6 +83,12 @@ def test_fitted_values_follow_a_model_up_to_more_precision_and_never_down():
     assert hot.double().temperature.dtype == torch.float64
 
 
+def test_fitted_values_go_to_a_device_and_a_reset_leaves_them_there():
+    both = (FeatureClip() | Temperature()).to("meta")
+    assert {value.device.type for value in both.buffers()} == {"meta"}
+    assert both.steps[1].reset().temperature.device.type == "meta"
+
+
 def test_what_is_a_whole_recipe_stands_alone(registered):
     shift = shift_class()
     shift.alone = True
@@ -100,6 +106,7 @@ def test_a_pipeline_needs_what_a_step_needs_and_keeps_what_all_keep():
     assert (FeatureClip() | keeps).needs_features
     assert not (keeps | vector).needs_features
     assert not (keeps | vector).takes_features
+    assert (keeps | parse("sample")).takes_features
     density = parse("density")
     assert not keeps.needs_train
     assert (keeps | density).needs_train == density.needs_train is True

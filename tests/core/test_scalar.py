@@ -24,6 +24,7 @@ from featcal.core.scalar import (
     flat,
     minimize_log,
     model_minimum,
+    next_point,
     refine,
     row_curves,
     row_nll,
@@ -58,6 +59,73 @@ def test_a_walk_settles_in_its_valley_within_the_tolerance(centre, start, tolera
     assert settled
     assert best_of(points).score <= 50 * tolerance
     assert all(-4 <= point.at <= 4 for point in points)
+
+
+WALK = Walk(-4, 4, evaluations=40, tolerance=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(0, 1)], 0.15),  # up, where nothing is known
+        ([(4, 1)], 3.85),  # unless there is a wall
+        ([(0, 1), (0.15, 0.9)], 0.39),  # on, by steps that grow by 1.6
+        ([(0, 1), (0.15, 1.1)], -0.24),  # or back
+        ([(0, 1), (2, 0.5)], 2.64),  # but not without bound
+        ([(3.9, 1), (3.95, 0.5)], 4),
+        ([(3.9, 1), (4, 0.5)], 3.84),
+        ([(-4, 0.4), (-3.9, 0.5)], None),  # the wall is lowest
+        ([(u, (u - 0.3) ** 2) for u in (0, 0.2, 0.5)], 0.3),  # three points make a parabola
+        ([(u, u) for u in (0, 0.2, 0.5)], -0.25),  # which is trusted so far and no further
+        ([(u, -u) for u in (0, 0.2, 0.5)], 0.75),
+        ([(u, u**2) for u in (-0.1, 0, 0.1)], None),  # nothing to gain
+    ],
+)
+def test_where_a_walk_looks_next(points, expected):
+    found = next_point([Point(*point) for point in points], WALK)
+    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-3))
+
+
+@pytest.mark.parametrize("start", [-1.5, 0.0, 1.2])
+@pytest.mark.parametrize("centre", np.linspace(-2, 2, 9))
+def test_a_walk_is_short_and_repeats_nothing(centre, start):
+    seen = [start]
+
+    def score(u):
+        if len(seen) > 2:  # no further than past the last known point, and never to a known one
+            assert min(seen) - 0.3 <= u <= max(seen) + 0.3
+        assert min(abs(u - other) for other in seen) >= 3.9e-4
+        seen.append(u)
+        return math.cosh(u - centre) - 1
+
+    points, settled = refine(score, [Point(start, math.cosh(start - centre) - 1)], WALK)
+    assert settled
+    assert [point.at for point in points] == sorted(seen)
+    assert len(seen) <= 7 + abs(start - centre) / 0.25  # a quarter at a time, and seven to settle
+    assert best_of(points).score <= 5e-8
+
+
+def test_a_walk_that_may_look_no_more_says_whether_it_had_settled():
+    def score(u):
+        return (u - 3) ** 2
+
+    one = [Point(0.0, 9.0)]
+    points, settled = refine(score, one, Walk(-4, 4, evaluations=3, tolerance=1e-8))
+    assert (len(points), settled) == (4, False)
+    near = [Point(u, score(u)) for u in (2.9, 3.0, 3.1)]
+    assert refine(score, near, Walk(-4, 4, evaluations=0, tolerance=1e-8)) == (near, True)
+
+
+def test_a_known_shape_is_followed_from_two_points_on():
+    def score(u):
+        return math.cosh(u - 1.1)
+
+    shaped = Walk(-4, 4, evaluations=9, tolerance=1e-8, shape=lambda u: np.cosh(u - 1.1))
+    points, settled = refine(score, [Point(1.0, score(1.0))], shaped)
+    assert settled
+    assert points[1].at == pytest.approx(1.1, abs=0.06)
+    assert len(points) <= 4
+    assert best_of(points).score <= 1 + 5e-8
 
 
 def test_the_lowest_score_wins_and_the_smaller_of_equals():
