@@ -14,6 +14,8 @@
 #   make grid DATA=folder   the same losses in short runs
 #   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
+#   make mutants    whether the tests notice wrong lines in core and metrics: WORKERS=2 at a time, SAMPLE=400 of them
+#                   (0 for all)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +28,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -84,6 +86,9 @@ shift: $(VENV)/.demo
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py
+
+mutants: $(VENV)/.dev
+	$(BIN)/python experiments/mutants.py --workers $(or $(WORKERS),2) --sample $(or $(SAMPLE),400)
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:

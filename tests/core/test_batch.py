@@ -1,6 +1,7 @@
 """Batches: one value per row as two classes, chunks, logits computed once, bins (lo, hi]."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -57,6 +58,11 @@ def test_two_logits_and_back_is_the_same_to_the_bit(values):
     torch.testing.assert_close(two.softmax(1)[:, 1:], z.sigmoid())
 
 
+def test_the_one_logit_of_any_two_has_the_same_probability(rows):
+    two = rows.logits[:, :2]
+    torch.testing.assert_close(one_logit(two).sigmoid(), two.softmax(1)[:, 1:])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_the_rest_of_a_16_bit_probability_loses_no_digits(dtype):
     """In bfloat16 1 - 0.01 would be 0.98828, and the confidence wrong by 0.2 points."""
@@ -105,6 +111,7 @@ def test_rows_pick_every_tensor_alike_and_labels_may_be_a_list(rows):
 def test_chunks_are_bounded_joined_and_lose_no_row(rows):
     parts = [rows.rows(slice(start, start + 3)) for start in range(0, 25, 3)]
     assert [len(chunk) for chunk in Chunked(parts, rows=10)] == [9, 9, 9]
+    assert [len(chunk) for chunk in Chunked([rows.rows(slice(0, 5))] * 6, rows=10)] == [10, 10, 10]
     for data, sizes in (([rows], [40, 40, 20]), ([*parts, rows.rows(slice(27, 100))], None)):
         chunks = list(Chunked(data, rows=40))
         assert sizes is None or [len(chunk) for chunk in chunks] == sizes
@@ -118,6 +125,22 @@ def test_chunks_are_bounded_joined_and_lose_no_row(rows):
     assert [len(part) for part in Chunked([wide_rows])] == [32, 32, 6]
     once = as_data(rows)
     assert as_data(once) is once
+
+
+def test_no_rows_are_one_chunk_and_rows_may_come_one_by_one(rows):
+    empty, two = rows.rows(slice(0, 0)), rows.rows(slice(0, 2))
+    assert [len(chunk) for chunk in Chunked([empty], rows=1)] == [0]
+    assert [len(chunk) for chunk in Chunked([two], rows=1)] == [1, 1]
+
+
+def test_a_batch_goes_to_a_device_and_stays_without_one(rows):
+    there = rows.to(torch.device("meta"))
+    assert {v.device.type for v in (there.features, there.logits, there.labels)} == {"meta"}
+    assert rows.to(None).logits is rows.logits
+    bare = Batch(None, rows.labels).to(torch.device("meta"))
+    assert (bare.features, bare.logits) == (None, None)
+    moved = next(iter(Chunked([rows], torch.device("meta"))))
+    assert moved.labels.device.type == "meta"
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
@@ -168,6 +191,16 @@ def test_through_computes_the_logits_once_or_recomputes_what_is_over_budget(
         assert all((b.features is not None) == with_features for b in seen)
     assert view.kept == fits
     assert calls.rows == (110 if fits else 310)
+
+
+def test_nothing_stays_of_logits_that_turn_out_too_many(rows):
+    parts = [rows.rows(slice(i, i + 10)) for i in range(0, 100, 10)]
+    one = rows.features[:10].nbytes
+    seen = []
+    for batch in Through(parts, lambda batch: batch.features * 2, keep=2 * one):
+        seen.append(weakref.ref(batch.logits))
+        del batch
+    assert [ref() for ref in seen[:3]] == [None] * 3
 
 
 def test_a_fit_over_budget_gives_the_same_values(monkeypatch, made):

@@ -132,6 +132,30 @@ def test_masked_classes_excuse_no_other_and_a_top_near_zero_rounds_like_other_ro
     check_same(stored.float() + 0.2, stored)
 
 
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-3), (torch.bfloat16, 0.05)])
+def test_stored_logits_may_be_off_by_a_share_of_the_rows_largest(dtype, share):
+    stored = torch.tensor([[64.0, 1.0], [64.0, -64.0]]).to(dtype)
+    for column in (0, 1):
+        check_same(stored.float() + put(torch.zeros(2, 2), (0, column), 64 * share * 0.99), stored)
+        with pytest.raises(InputError, match="differs"):
+            check_same(
+                stored.float() + put(torch.zeros(2, 2), (0, column), 64 * share * 1.01), stored
+            )
+    small = stored.float() / 2**12  # where logits are near 0 their size is 1
+    check_same(small + 0.99 * share, small.to(dtype))
+    with pytest.raises(InputError, match="differs"):
+        check_same(small + 1.01 * share, small.to(dtype))
+
+
+def test_a_probability_may_round_out_of_range_by_a_millionth():
+    for edge, out in ((-1e-6, -1.001e-6), (1 + 1e-6, 1 + 1.001e-6)):
+        for row in ([1 - edge, edge], [edge]):
+            check_probs(torch.tensor([row], dtype=torch.float64))
+        for row in ([1 - out, out], [out]):
+            with pytest.raises(InputError, match=r"probs\[0\]"):
+                check_probs(torch.tensor([row], dtype=torch.float64))
+
+
 def test_probabilities_may_be_off_by_what_their_precision_or_the_caller_allows():
     probs = Z.softmax(1)
     check_probs(probs + 3e-4)

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from featcal.core.batch import Batch
+from featcal.core.checks import InputError
 from featcal.core.fit import (
+    Facts,
     FitReport,
     StepReport,
     accuracy,
@@ -20,6 +22,7 @@ from featcal.core.fit import (
     exact,
     measure,
     nll,
+    survey,
     undisturbed,
 )
 
@@ -59,6 +62,46 @@ def test_a_noop_survives_the_record():
     again = FitReport.of_record(json.loads(json.dumps(first.as_record(), allow_nan=False)))
     assert again == first
     assert again.as_json() == first.as_json()
+
+
+def test_a_report_sums_up_its_steps():
+    chosen = step(details={"choice": "clip"})
+    whole = report(step(warning="look"), step(noop=True), chosen)
+    assert whole.warnings == ["look"]
+    assert whole.choice is chosen
+    assert not whole.noop
+    assert report(step(noop=True), step(noop=True)).noop
+    assert (report().warnings, report().choice) == ([], None)
+    found = whole.as_json()
+    assert (found["classes"], found["features"], found["rows"]) == (0, 0, 100)
+    assert found["warnings"] == ["look"]
+    assert (step().seconds, step(head_passes=0).as_json()["head_passes"]) == (0.1, 0)
+    fresh = StepReport("clip", {}, True, 1.0, 1.0, True, "no-op")
+    assert (fresh.warning, fresh.details, fresh.head_passes, fresh.seconds) == ("", {}, 0, 0)
+
+
+def test_the_work_of_a_pass_counts_a_wide_head():
+    for width, times in ((0, 1), (255, 1), (511, 1), (512, 2), (2048, 8)):
+        assert Facts(10, 3, width, torch.device("cpu")).work == 30 * times
+
+
+def test_a_head_is_tried_on_the_first_rows_that_come():
+    rows = data(n=90)
+    seen = []
+
+    def head(features):
+        seen.append(len(features))
+        return features
+
+    batch = Batch(rows.logits, rows.labels, rows.logits)
+    empty = batch.rows(slice(0, 0))
+    facts = survey([empty, batch, empty, batch.rows(slice(0, 5))], head)
+    assert (facts.rows, facts.classes, facts.width) == (95, 4, 4)
+    assert seen == [64]
+    with pytest.raises(InputError, match="in row 3"):
+        survey(
+            [empty, Batch(rows.logits, torch.where(torch.arange(90) == 3, 9, rows.labels))], None
+        )
 
 
 def draws():
@@ -149,7 +192,7 @@ def test_exact_turns_autocast_off_and_on_again():
 def data(n=400, k=4, seed=0):
     draw = torch.Generator().manual_seed(seed)
     logits = torch.randn(n, k, generator=draw) * 3
-    labels = torch.randint(k, (n,), generator=draw)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=draw)[:, 0]  # gaps of either sign
     return Batch(logits, labels)
 
 
@@ -180,6 +223,19 @@ def naive(batch):
 def test_losses_equal_naive_loops(loss):
     batch = data()
     assert measure([batch], loss)[0] == pytest.approx(naive(batch)[loss.name], abs=1e-6)
+
+
+def test_losses_are_measured_together_over_parts_and_of_changed_logits():
+    batch = data()
+    parts = [batch.rows(slice(0, 150)), batch.rows(slice(150, None))]
+    alone = [measure([batch], loss)[0] for loss in (ece, nll, accuracy)]
+    assert measure(parts, ece, nll, accuracy) == pytest.approx(alone, abs=1e-12)
+    halved = Batch(batch.logits / 2, batch.labels)
+    assert measure([batch], ece.after(lambda z: z / 2)) == measure([halved], ece)
+    assert (ece.smooth, accuracy.smooth) == (False, False)
+    assert nll.smooth
+    assert brier.smooth
+    assert confidence.smooth
 
 
 @pytest.mark.parametrize("loss", [nll, brier, ece, accuracy, confidence], ids=lambda x: x.name)

@@ -46,6 +46,34 @@ def test_minimize_agrees_with_scipy():
     assert found.steps < 60
 
 
+def test_every_pass_counts_empty_batches_do_not_and_a_start_at_the_minimum_stays():
+    class Counts(list):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return super().__iter__()
+
+    logits, labels = drawn()
+    data = Counts([Batch(logits[:0], labels[:0]), Batch(logits[:100], labels[:100])])
+    data += [Batch(logits[100:], labels[100:])]
+    found = minimize(biased, torch.zeros(4), data, 300, penalty=ridge)
+    assert found.steps == data.passes
+    again = minimize(biased, found.at, data, 300, penalty=ridge)
+    assert again.steps <= 3
+    assert again.value <= found.value
+
+
+def test_a_descent_into_nothing_gives_back_its_start():
+    def cliff(at, batch):
+        return torch.where(at < 0.9, at * torch.nan, at.square()).sum()
+
+    data = [Batch(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))]
+    found = minimize(cliff, torch.ones(1), data, 1)
+    assert 0.81 <= found.value <= 1
+    assert float(found.at) ** 2 == found.value
+
+
 def test_too_few_iterations_are_said_so():
     def valley(at, batch):
         return 100 * (at[1] - at[0] ** 2) ** 2 + (1 - at[0]) ** 2  # Rosenbrock

@@ -3,6 +3,8 @@
 import io
 import itertools
 
+import torch
+
 from featcal.core import progress
 from featcal.core.progress import listen, tell
 
@@ -28,6 +30,38 @@ def test_a_terminal_sees_how_far_how_fast_and_how_long_still(monkeypatch):
     assert "collecting rows  200/300  200 rows/s  0:00 left" in said
     assert said.endswith("\r")
     assert said.rsplit("\r", 2)[1].strip() == ""  # the line is wiped
+
+
+def test_how_long_still_is_told_in_minutes_by_the_speed_so_far(monkeypatch):
+    stream, clock = Terminal(), iter([0.0, 0.0, 40.0, 40.1, 90.0])
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress.sys, "stderr", stream)
+    with progress.shown():
+        tell("fit", 0, 100)  # at 0 s
+        tell("fit", 20, 100)  # after 40 s
+        tell("fit", 25, 100)  # too soon to draw again
+        tell("then", 7, 10)  # other work has a clock of its own
+    drawn = [text.strip() for text in stream.getvalue().split("\r") if text.strip()]
+    assert drawn[0] == "fit  20/100  2:40 left"
+    assert len(drawn) == 2
+    assert drawn[1].startswith("then  7/10")
+
+
+def test_small_work_runs_on_one_thread_and_gives_the_others_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for numbers, small, inside in (
+            (9, 10, 1),
+            (10, 10, 2),
+            (2**22 - 1, None, 1),
+            (2**22, None, 2),
+        ):
+            with progress.calm(numbers, *([] if small is None else [small])):
+                assert torch.get_num_threads() == inside
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_quick_work_and_anything_but_a_terminal_see_nothing(monkeypatch):

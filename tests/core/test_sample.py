@@ -29,6 +29,12 @@ def test_the_hash_is_what_plain_integers_give():
     assert row_hash(logits).tolist() == [naive_hash(row) for row in logits.numpy()]
 
 
+def test_folds_by_content_are_of_nearly_one_size():
+    sizes = Folds([batch()], 5).sizes()
+    assert sum(sizes) == 3000
+    assert max(sizes) - min(sizes) < 150  # three standard deviations
+
+
 @given(st.integers(0, 50), st.integers(2, 12))
 @settings(max_examples=15, deadline=None)
 def test_folds_know_neither_order_nor_split(seed, folds):

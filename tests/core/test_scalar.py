@@ -13,14 +13,18 @@ from scipy.optimize import minimize_scalar
 from featcal import Batch
 from featcal.core import scalar as tempering
 from featcal.core.batch import Through, stored_logits
-from featcal.core.fit import brier
+from featcal.core.fit import brier, measure, nll
 from featcal.core.scalar import (
+    LOGIT_SCALE,
     Point,
     Shrinkage,
     Walk,
     best_of,
     fitted_shape,
+    flat,
     minimize_log,
+    model_minimum,
+    next_point,
     refine,
     row_curves,
     row_nll,
@@ -57,6 +61,113 @@ def test_a_walk_settles_in_its_valley_within_the_tolerance(centre, start, tolera
     assert all(-4 <= point.at <= 4 for point in points)
 
 
+WALK = Walk(-4, 4, evaluations=40, tolerance=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([(0, 1)], 0.15),  # up, where nothing is known
+        ([(4, 1)], 3.85),  # unless there is a wall
+        ([(0, 1), (0.15, 0.9)], 0.39),  # on, by steps that grow by 1.6
+        ([(0, 1), (0.15, 1.1)], -0.24),  # or back
+        ([(0, 1), (2, 0.5)], 2.64),  # but not without bound
+        ([(3.9, 1), (3.95, 0.5)], 4),
+        ([(3.9, 1), (4, 0.5)], 3.84),
+        ([(-4, 0.4), (-3.9, 0.5)], None),  # the wall is lowest
+        ([(u, (u - 0.3) ** 2) for u in (0, 0.2, 0.5)], 0.3),  # three points make a parabola
+        ([(u, u) for u in (0, 0.2, 0.5)], -0.25),  # which is trusted so far and no further
+        ([(u, -u) for u in (0, 0.2, 0.5)], 0.75),
+        ([(u, u**2) for u in (-0.1, 0, 0.1)], None),  # nothing to gain
+    ],
+)
+def test_where_a_walk_looks_next(points, expected):
+    found = next_point([Point(*point) for point in points], WALK)
+    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-3))
+
+
+@pytest.mark.parametrize("start", [-1.5, 0.0, 1.2])
+@pytest.mark.parametrize("centre", np.linspace(-2, 2, 9))
+def test_a_walk_is_short_and_repeats_nothing(centre, start):
+    seen = [start]
+
+    def score(u):
+        if len(seen) > 2:  # no further than past the last known point, and never to a known one
+            assert min(seen) - 0.3 <= u <= max(seen) + 0.3
+        assert min(abs(u - other) for other in seen) >= 3.9e-4
+        seen.append(u)
+        return math.cosh(u - centre) - 1
+
+    points, settled = refine(score, [Point(start, math.cosh(start - centre) - 1)], WALK)
+    assert settled
+    assert [point.at for point in points] == sorted(seen)
+    assert len(seen) <= 7 + abs(start - centre) / 0.25  # a quarter at a time, and seven to settle
+    assert best_of(points).score <= 5e-8
+
+
+def test_a_walk_that_may_look_no_more_says_whether_it_had_settled():
+    def score(u):
+        return (u - 3) ** 2
+
+    one = [Point(0.0, 9.0)]
+    points, settled = refine(score, one, Walk(-4, 4, evaluations=3, tolerance=1e-8))
+    assert (len(points), settled) == (4, False)
+    near = [Point(u, score(u)) for u in (2.9, 3.0, 3.1)]
+    assert refine(score, near, Walk(-4, 4, evaluations=0, tolerance=1e-8)) == (near, True)
+
+
+def test_a_known_shape_is_followed_from_two_points_on():
+    def score(u):
+        return math.cosh(u - 1.1)
+
+    shaped = Walk(-4, 4, evaluations=9, tolerance=1e-8, shape=lambda u: np.cosh(u - 1.1))
+    points, settled = refine(score, [Point(1.0, score(1.0))], shaped)
+    assert settled
+    assert points[1].at == pytest.approx(1.1, abs=0.06)
+    assert len(points) <= 4
+    assert best_of(points).score <= 1 + 5e-8
+
+
+def test_the_lowest_score_wins_and_the_smaller_of_equals():
+    assert best_of([Point(2, 1.0), Point(0, 1.0), Point(1, 0.5)]) == Point(1, 0.5)
+    assert best_of([Point(2, 1.0), Point(0, 1.0), Point(1, 1.0)]) == Point(0, 1.0)
+
+
+def test_the_model_is_exact_for_a_polynomial_through_its_points():
+    def cubic(u):
+        return u**3 - 3 * u + 2  # lowest at 1, and at the low end below -2
+
+    points = [Point(u, cubic(u)) for u in (-0.5, 0.3, 0.8, 2.0)]
+    found = model_minimum(points, -1.0, 3.0, flat)
+    assert (found.at, found.score) == pytest.approx((1.0, 0.0), abs=2e-3)
+    edge = model_minimum(points, -2.5, 3.0, flat)
+    assert (edge.at, edge.score) == pytest.approx((-2.5, cubic(-2.5)), abs=1e-9)
+    shaped = model_minimum(points[:2], -1.0, 3.0, cubic)  # the shape leaves nothing over
+    assert (shaped.at, shaped.score) == pytest.approx((1.0, 0.0), abs=2e-3)
+
+
+def test_a_scan_ends_at_an_edge_where_the_score_falls_all_the_way():
+    for power, end in ((1, 1e-3), (-1, 1e3)):
+        found = minimize_log(lambda x, p=power: x**p, 1e-3, 1e3)
+        assert found.at == pytest.approx(end)
+        assert found.score == pytest.approx(1e-3)
+        assert not found.converged
+    seen = []
+    found = minimize_log(lambda x: seen.append(x) or math.log(x) ** 2, 0.1, 10, points=5)
+    assert found.steps == len(seen) < 20
+    np.testing.assert_allclose(seen[:5], np.geomspace(0.1, 10, 5))
+    minimize_log(lambda x: seen.append(x) or math.log(x) ** 2, 0.1, 10)
+    assert len(seen) - found.steps >= 41
+
+
+def test_of_two_valleys_the_scan_takes_the_deeper():
+    def score(x):
+        u = math.log(x)
+        return min((u + 2) ** 2, (u - 2) ** 2 - 0.1)
+
+    assert math.log(minimize_log(score, 1e-2, 1e2).at) == pytest.approx(2, abs=1e-3)
+
+
 def test_fitted_shape_follows_its_points_and_does_not_fall_outside():
     points = [Point(u, (u - 1) ** 2) for u in np.linspace(0, 2, 7)]
     shape = fitted_shape(points)
@@ -70,6 +181,10 @@ def test_fitted_shape_follows_its_points_and_does_not_fall_outside():
 def test_vertex_lies_between_the_neighbours():
     points = [Point(u, (u - 0.4) ** 2) for u in (-1.0, 0.0, 1.0, 2.0)]
     assert vertex(points) == pytest.approx(0.4, abs=0.02)
+    near = [Point(u, (u - 0.26) ** 2) for u in (-3.0, -0.5, 0.0, 0.6, 5.0)]
+    assert vertex(near) == pytest.approx(0.26, abs=0.006)
+    steep = [Point(-1.0, 9.0), Point(0.0, 0.0), Point(1.0, 0.001), Point(2.0, 9.0)]
+    assert 0 < vertex(steep) <= 0.5  # no further than half way to a neighbour
     rising = [Point(u, u) for u in (0.0, 1.0, 2.0)]
     assert vertex(rising) == 0.0
     assert vertex([Point(1.5, 0.0)]) == 1.5
@@ -120,7 +235,25 @@ def test_row_nll_has_the_gradient_of_the_full_formula():
     torch.testing.assert_close(row_nll(logits, labels, b).sum(), full)
 
 
-@pytest.mark.parametrize("heat", [0.3, 1.0, 6.0])
+def test_the_scale_of_logits_is_the_geometric_mean_of_the_tops_above_the_means():
+    logits, labels = drawn(n=60)
+    logits[5] = 2.0  # a row of equal logits has no scale
+    tops = (logits.amax(1) - logits.mean(1)).numpy()
+    expected = np.exp(np.log(tops[tops > 0]).mean())
+    assert measure([Batch(logits, labels)], LOGIT_SCALE)[0] == pytest.approx(expected)
+    parts = [Batch(logits[:20], labels[:20]), Batch(logits[20:], labels[20:])]
+    assert measure(parts, LOGIT_SCALE)[0] == pytest.approx(expected)
+
+
+def test_the_pull_has_its_own_slope_and_curvature():
+    b, step = np.array([0.2, 0.5, 1.3]), 1e-4
+    low, here, high = (Shrinkage(0.5, 0.3).at(b + side * step) for side in (-1, 0, 1))
+    np.testing.assert_allclose(here[0], (b / 0.5 - 1) ** 2 / (2 * 0.3**2))
+    np.testing.assert_allclose(here[1], (high[0] - low[0]) / (2 * step), atol=1e-6)
+    np.testing.assert_allclose(here[2], (high[1] - low[1]) / (2 * step), rtol=1e-6)
+
+
+@pytest.mark.parametrize("heat", [0.3, 1.0, 6.0, 40.0])
 def test_temper_agrees_with_scipy(heat):
     logits, labels = drawn(heat=heat)
     found = temper([Batch(logits, labels)])
@@ -151,6 +284,18 @@ def test_temper_says_at_which_cap_it_stopped(labels, side):
     found = temper([Batch(logits, labels)])
     assert found.capped.tolist() == [side]
     assert not found.converged
+
+
+@pytest.mark.parametrize("loss", [nll, brier], ids=lambda loss: loss.name)
+def test_caps_lie_at_a_thousand_times_the_scale_and_at_a_thousandth(loss):
+    logits, labels = drawn()
+    data = [Batch(logits, labels)]
+    assert temper(data, loss).capped.tolist() == [0]
+    for scale, inverse, side in ((1e4, 0.1, 1), (1e-4, 10.0, -1)):  # the best is near one half
+        found = temper(data, loss, scale=scale)
+        assert found.capped.tolist() == [side]
+        assert found.inverse[0] == pytest.approx(inverse)
+        assert not found.converged
 
 
 def test_a_start_from_every_eighth_row_ends_at_the_same_minimum(monkeypatch):
@@ -213,3 +358,6 @@ def test_equal_logits_have_no_temperature_and_long_data_is_cut_into_blocks(monke
     whole = row_curves(logits, labels, each)
     monkeypatch.setattr(tempering, "BLOCK", 40)
     torch.testing.assert_close(row_curves(logits, labels, each), whole)
+    torch.testing.assert_close(
+        row_curves(logits, labels, 0.5), row_curves(logits, labels, torch.full((50,), 0.5))
+    )

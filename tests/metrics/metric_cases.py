@@ -11,13 +11,17 @@ quick = settings(max_examples=20, deadline=None, derandomize=True)
 def labelled_logits(seed, n, k, *, step=None, dtype=np.float64):
     """Logits (n, k) and labels; a step rounds them so that ties and equal rows are common.
 
-    One column is the logit of a sigmoid, and its labels are of two classes.
+    One column is the logit of a sigmoid, and its labels are of two classes. Labels are drawn from
+    the softmax of the logits, so that gaps have either sign and do not add up whatever the bins.
     """
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, 2, (n, k))
+    noisy = (logits if k > 1 else np.pad(logits, ((0, 0), (1, 0)))) + rng.gumbel(
+        size=(n, max(k, 2))
+    )
     if step is not None:
         logits = np.round(logits / step) * step
-    return torch.tensor(logits.astype(dtype)), torch.tensor(rng.integers(0, max(k, 2), n))
+    return torch.tensor(logits.astype(dtype)), torch.tensor(noisy.argmax(1))
 
 
 @st.composite

@@ -113,6 +113,7 @@ def test_no_rows_do_not_widen_the_others():
     single = Ordered.of(*binary([0.7], [1], torch.float32))
     assert (empty + single).confidence.dtype == (single + empty).confidence.dtype == torch.float32
     assert single.reduced().confidence.dtype == torch.float32
+    assert rows([0.7], [1]).reduced().confidence.dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -181,6 +182,16 @@ def test_sure_and_right_is_zero_and_below_the_smallest_width_a_bound_is_given():
     assert smooth_ece(torch.ones(5, 1), torch.zeros(5, dtype=torch.int64)) == pytest.approx(1)
     assert pytest.approx(2.9e-4, abs=1e-5) == ordered.SMALLEST_WIDTH
     assert smooth_ece(*binary([0.9999], [1])) == pytest.approx(1e-4, abs=1e-6)
+
+
+def test_the_terms_that_are_left_out_are_negligible_and_no_more_than_those_are_computed():
+    for width in (0.001, 0.03, 0.2, 1.0):
+        terms = ordered.series_terms(width)
+        first_left_out, last_but_one = (
+            math.exp(-((math.pi * k * width) ** 2) / 2) for k in (terms, terms - 2)
+        )
+        assert first_left_out < 1e-12 <= last_but_one
+    assert ordered.series_terms(1e-9) == ordered.series_terms(ordered.SMALLEST_WIDTH) == 8193
 
 
 # --- telling right from wrong ---------------------------------------------------------------------

@@ -42,6 +42,25 @@ def test_functions_share_one_signature_and_return_a_float(name):
         function(torch.empty(0, 3), torch.empty(0, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("name", [*FUNCTIONS, "adaptive_ece_of", "debiased_ce_of"])
+def test_fifteen_bins_where_none_are_named(name):
+    function = getattr(metrics, name)
+    if "bins" in inspect.signature(function).parameters:
+        logits, labels = labelled_logits(1, 200, 3)
+        rows = Ordered.of(logits=logits, labels=labels)
+        given_rows = (rows,) if name.endswith("_of") else (logits.softmax(1), labels)
+        assert function(*given_rows) == function(*given_rows, bins=15)
+
+
+def test_fifteen_bins_in_a_summary():
+    logits, labels = labelled_logits(1, 40, 3)
+    read = Predictions.of(logits=logits, labels=labels)
+    for summary in (Bins, ClassBins):
+        for made in (summary.of(logits=logits, labels=labels), summary.of_predictions(read)):
+            assert made.count.shape[-1] == 15
+    assert Ordered.of_predictions(read).groups().shape == (3, 15)
+
+
 @every_summary
 @quick
 @given(split_cases())
