@@ -13,6 +13,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, ClassVar, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,7 +26,7 @@ from featcal.core.batch import (
     raw_logits,
     trainable,
 )
-from featcal.core.checks import CalibrationWarning, InputError
+from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.fit import (
     MODES,
     Counted,
@@ -196,6 +197,46 @@ class Calibrator(nn.Module, ABC):
     def wrap(self, head: nn.Module | None = None) -> CalibratedHead:
         """The deployable module: features in, calibrated logits out (logits in, without a head)."""
         return CalibratedHead(head, self.outcome())
+
+    @torch.no_grad()
+    def apply(self, rows: Any, head: Head | None = None) -> Any:  # noqa: ANN401 - as it came
+        """Calibrated logits of logits (n, k), or of features (n, d) and the head they enter.
+
+        Tensors give tensors and numpy arrays give arrays; a softmax makes probabilities of them.
+        One logit per row, as a sigmoid model gives it, comes back as one.
+
+        >>> calibrator = METHODS["temperature"]().assign(temperature=2.0)
+        >>> calibrator.apply(torch.tensor([[4.0, 0.0]]))
+        tensor([[2., 0.]])
+        """
+        if head is None and self.needs_features:
+            raise InputError(
+                f"{self!r} works on features: pass them with head=, the classifier's last layer"
+            )
+        given = rows if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows))
+        given = given if given.is_floating_point() else given.double()
+        check_finite("rows", given[None] if given.ndim == 0 else given)
+        if given.ndim == 2 and given.shape[1] > 1:
+            self.check_sizes(**{"classes" if head is None else "features": given.shape[1]})
+        layer = head if isinstance(head, nn.Module) else as_head(head)
+        with evaluating(layer):
+            found = self.wrap(layer)(given)  # type: ignore[arg-type]  # as_head gives modules
+        return found if isinstance(rows, Tensor) else found.numpy()
+
+    def check_sizes(self, *, classes: int = 0, features: int = 0) -> None:
+        """Refuses rows of another network than the one this was fitted to; 0 for not known."""
+        report = self.report
+        if report is None:
+            return
+        sizes = [("classes", report.classes, classes)]
+        if self.needs_features:
+            sizes.append(("features", report.features, features))
+        for name, fitted, here in sizes:
+            if fitted and here and fitted != here:
+                raise InputError(
+                    f"{self!r} was fitted to {fitted} {name}, and these rows have {here}: give "
+                    "the calibrator of this network"
+                )
 
     def __or__(self, other: Calibrator) -> Pipeline:
         if not isinstance(other, Calibrator):
