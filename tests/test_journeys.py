@@ -328,3 +328,70 @@ def test_a_timm_model_gets_its_calibration_back(tmp_path):
     again = featcal.load(path, onto=net)
     with torch.no_grad():
         assert torch.equal(again(x), model(x))
+
+
+# --- evidence where the work is done -------------------------------------------------------------
+
+
+def noisy_loader(seed=0, rows=240):
+    """Inputs and labels that the network of `trained` gets right two times in three."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 8, generator=draw)
+    with torch.no_grad():
+        labels = trained()(x).argmax(1)
+    labels[::3] = torch.randint(3, (len(labels[::3]),), generator=draw)
+    return list(zip(x.split(50), labels.split(50), strict=True))
+
+
+def test_a_model_is_scored_on_a_loader_before_and_after(tmp_path):
+    net, val, test = trained(), noisy_loader(0), noisy_loader(1)
+    before = featcal.evaluate(net, test)
+    with torch.no_grad():
+        logits = torch.cat([net(x) for x, _ in test])
+    labels = torch.cat([y for _, y in test])
+    expected = nn.functional.cross_entropy(logits, labels)
+    assert before.metrics["nll"] == pytest.approx(expected.item(), rel=1e-5)
+    assert featcal.evaluate((logits.numpy(), labels.numpy())).metrics == pytest.approx(
+        before.metrics, rel=1e-4
+    )
+    model = featcal.calibrate(net, val, "temperature")
+    after = featcal.evaluate(model, test)
+    assert after.metrics["nll"] < before.metrics["nll"]
+    with torch.no_grad():
+        warm = torch.cat([model(x) for x, _ in test])
+    assert after.metrics["nll"] == pytest.approx(
+        nn.functional.cross_entropy(warm, labels).item(), rel=1e-5
+    )
+    data = featcal.collect(net, test)
+    assert featcal.evaluate(data).metrics == pytest.approx(before.metrics, rel=1e-6)
+
+
+def test_recipes_are_compared_on_a_model_and_its_loaders():
+    net, val, test = trained(), noisy_loader(0), noisy_loader(1)
+    how = {"recipes": ["none", "temperature", "clip"], "resamples": 100}
+    found = featcal.compare(net, val, test, **how)
+    data = [featcal.collect(net, loader) for loader in (val, test)]
+    again = featcal.compare(*data, **how)
+    assert [row.scores.metrics for row in found] == [row.scores.metrics for row in again]
+    assert featcal.compare(net, val, **how).settings["folds"] == 5
+    with pytest.raises(featcal.InputError, match="calibrated already"):
+        featcal.compare(featcal.calibrate(net, val, "temperature"), val, test)
+    with pytest.raises(featcal.InputError, match="loader of val"):
+        featcal.compare(net)
+
+
+def test_a_pack_and_its_splits_bring_their_head_along():
+    pack = featcal.demo_pack()
+    fit = featcal.parse("clip | temperature").fit(pack.split("val"), mode="sequential")
+    assert not fit.report.noop
+    assert fit.report.features == 256
+    scores = featcal.evaluate(pack, fit)
+    assert scores.metrics == featcal.evaluate(pack.split("test"), fit, pack.head).metrics
+
+
+def test_what_is_printed_fits_a_line():
+    pack = featcal.demo_pack()
+    data = featcal.collect(trained(), noisy_loader())
+    for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val")))):
+        assert len(repr(shown)) < 200, type(shown)
+        assert f"{len(data[0]):,}" in repr(data)

@@ -23,6 +23,7 @@ from featcal.core.batch import (
     Head,
     Through,
     as_data,
+    head_of,
     raw_logits,
     trainable,
 )
@@ -109,7 +110,8 @@ class Calibrator(nn.Module, ABC):
 
         Args:
             data: a Batch or any re-iterable of batches, such as a split of a feature pack.
-            head: the classifier's last layer; None when the data holds logits alone.
+            head: the classifier's last layer; None for the one that the data brings along, as what
+                `collect` gives and a split of a pack do, or where it holds logits alone.
             loss: what to minimise.
             mode: "joint" chooses a feature step knowing that the later steps are refitted;
                 "sequential" fits each step for itself, in order, as the paper does.
@@ -118,6 +120,7 @@ class Calibrator(nn.Module, ABC):
         started = perf_counter()
         if mode not in MODES:
             raise InputError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
+        head = head_of(data) if head is None else head
         if head is None and self.needs_features:
             raise InputError(f"{self!r} works on features: pass head=, the classifier's last layer")
         if train is None and self.needs_train:

@@ -97,9 +97,14 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_calibrated(model: nn.Module) -> bool:
+    """Whether a model has a calibrator."""
+    return bool(_wrappers(model))
+
+
 def check_uncalibrated(model: nn.Module) -> None:
     """Refuses a model that has a calibrator already."""
-    if _wrappers(model):
+    if is_calibrated(model):
         raise InputError("the model is calibrated already: detach(model) first")
 
 
