@@ -245,6 +245,6 @@ def test_evaluate_scores_what_the_calibrated_model_gives(model, loader):
     assert scores.metrics["nll"] == pytest.approx(nll(found, x, y), abs=1e-5)
     assert featcal.evaluate(test, head=model.fc).metrics["nll"] == pytest.approx(nll(model, x, y))
     with pytest.raises(InputError, match="head"):
-        featcal.evaluate(test, calibrator)
+        featcal.evaluate(list(test), calibrator)
     with pytest.raises(InputError, match="features"):
         featcal.evaluate([Batch(test[0].logits, y)], calibrator, model.fc)

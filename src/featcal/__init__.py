@@ -4,7 +4,7 @@ from importlib import import_module
 from types import ModuleType
 
 from featcal import export, metrics
-from featcal.api import calibrate
+from featcal.api import calibrate, compare, evaluate
 from featcal.core.batch import Batch
 from featcal.core.calibrator import METHODS, Calibrator, FeatureMap, LogitMap, Pipeline
 from featcal.core.checks import CalibrationWarning, InputError
@@ -19,7 +19,7 @@ from featcal.heads.find import find_head
 from featcal.heads.head import CalibratedHead
 from featcal.io import load, save
 from featcal.methods import FeatureClip, Temperature
-from featcal.report import ReliabilityDiagram, compare, evaluate
+from featcal.report import ReliabilityDiagram
 from featcal.version import __version__ as __version__
 
 __all__ = [

@@ -1,22 +1,38 @@
-"""The three-line path: calibrate a trained model with its validation loader."""
+"""A trained model and its loaders: calibrate it, measure it, compare recipes on it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Mode, undisturbed
 from featcal.core.progress import shown
 from featcal.core.text import parse
-from featcal.data.collect import Collector, Unpack
-from featcal.heads.attach import attach, check_uncalibrated, divided
+from featcal.data.collect import Collected, Collector, Unpack, collect
+from featcal.data.pack import Pack
+from featcal.heads.attach import (
+    attach,
+    attached,
+    check_uncalibrated,
+    detach,
+    divided,
+    is_calibrated,
+)
 from featcal.heads.find import run, watched
 from featcal.heads.head import Wrapper
+from featcal.report.compare import DEFAULT_RECIPES, Comparison
+from featcal.report.compare import compare as compare_rows
+from featcal.report.scores import Scores
+from featcal.report.scores import evaluate as score_rows
+
+FOLDS = 5
+Loader = Iterable[Any]  # batches in any form that `collect` knows
 
 
 def calibrate(
@@ -69,3 +85,75 @@ def _check_used(calibrated: nn.Module, collector: Collector) -> None:
             "keeps another reference to that layer; deepcopy the model and set the layer by hand "
             "to calibrator.wrap(layer)"
         )
+
+
+def evaluate(
+    data: nn.Module | Batch | Data | Pack,
+    calibrator: Calibrator | Loader | None = None,
+    head: Head | str | None = None,
+    *,
+    unpack: Unpack | None = None,
+    **options: Any,  # noqa: ANN401 - of `featcal.report.scores.evaluate`
+) -> Scores:
+    """Scores a model on a loader, or rows with a calibrator or without one, by every metric.
+
+    Args:
+        data: the model, calibrated or not; or labelled rows: batches, what `collect` gave, a pack
+            (its split test) or a split of it, or a pair of arrays (logits, labels).
+        calibrator: the loader of labelled batches for a model; for rows what to apply to them.
+        head: path of a model's last layer; for rows the layer itself, where they bring none along.
+        unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+        options: bins (15), resamples for 95 % intervals (0) and their seed (0).
+    """
+    if not isinstance(data, nn.Module):
+        return score_rows(data, calibrator, head, **options)  # type: ignore[arg-type]
+    rows, used = _seen(data, calibrator, head, unpack)  # type: ignore[arg-type]
+    return score_rows(rows, used, **options)
+
+
+def compare(
+    data: nn.Module | Batch | Data | Pack,
+    *others: Any,  # noqa: ANN401 - see the docstring
+    recipes: Sequence[str] = DEFAULT_RECIPES,
+    unpack: Unpack | None = None,
+    **options: Any,  # noqa: ANN401 - of `featcal.report.compare.compare`
+) -> Comparison:
+    """Fits each recipe on validation rows and scores it on test rows, with 95 % intervals.
+
+    `compare(model, val_loader, test_loader)` runs the model; without a test loader rows are
+    cross-fitted, five folds. `compare(pack)`, `compare(val, test)` and `compare(val, folds=5)` take
+    rows in any form that `evaluate` does.
+
+    Args:
+        data: the model, without a calibrator; or a pack; or the rows to fit on.
+        others: of a model the loaders of val and test; else the rows to score, the recipes and the
+            last layer, where the rows bring none along.
+        recipes: their texts; "none" is the network as it is.
+        unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+        options: mode, bins, baseline, resamples, seed, folds, train, head.
+    """
+    if not isinstance(data, nn.Module):
+        if len(others) < 2:
+            options["recipes"] = recipes
+        return compare_rows(data, *others, **options)
+    check_uncalibrated(data)
+    if not 1 <= len(others) <= 2:
+        raise InputError(
+            "compare(model, ...): pass the loader of val, and that of test if there is one"
+        )
+    head = options.pop("head", None)
+    val, *rest = (_seen(data, one, head, unpack)[0] for one in others)
+    if not rest:
+        options.setdefault("folds", FOLDS)
+    return compare_rows(val, rest[0] if rest else None, recipes, **options)
+
+
+def _seen(
+    model: nn.Module, loader: Loader, head: str | None, unpack: Unpack | None
+) -> tuple[Collected, Calibrator | None]:
+    """What enters and leaves a model's last layer over a loader, and the calibrator it has."""
+    calibrator, layer = None, None
+    if is_calibrated(model):
+        calibrator, head, layer = attached(model)
+        model = detach(model)
+    return collect(model, loader, head=head, layer=layer, unpack=unpack), calibrator

@@ -13,6 +13,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Self, TypeAlias, final
 
 import numpy as np
@@ -31,12 +32,21 @@ from featcal.core.batch import (
     wide,
 )
 from featcal.core.calibrator import Calibrator
-from featcal.core.checks import InputError, Kind, check_choice, check_finite, check_probs
+from featcal.core.checks import (
+    CalibrationWarning,
+    InputError,
+    Kind,
+    check_choice,
+    check_finite,
+    check_probs,
+)
 from featcal.core.fit import FitReport, Mode, evaluating
 from featcal.core.text import parse
 from featcal.data.pack import head_tensors
 from featcal.heads.head import as_head, linear_of
+from featcal.io import load
 
+SUM = 1e-4  # how far from 1 probabilities of a row may sum
 Rows: TypeAlias = Any  # a numpy array, a torch tensor, nested lists, a frame: what numpy can read
 Array: TypeAlias = NDArray[Any]
 
@@ -101,6 +111,14 @@ class Calibrated:
             train: features of rows the classifier was trained on, for recipes that need them.
         """
         given = _table(X)
+        scores = self.kind == "logits" and self.head is None and given.shape[1] > 1
+        if scores and bool((given >= 0).all() & ((given.sum(1) - 1).abs() < SUM).all()):
+            warnings.warn(
+                "Calibrated: the rows of X lie in 0..1 and sum to 1, as probabilities do, and are "
+                "read as logits: pass kind='probs' if they are probabilities",
+                CalibrationWarning,
+                stacklevel=2,
+            )
         labels = _labels(y, len(given), flat=given.shape[1] > 1)
         check_choice("Calibrated", "kind", self.kind, ("logits", "probs"))
         if self.head is not None and self.kind == "probs":
@@ -126,6 +144,40 @@ class Calibrated:
         if names is not None:
             self.feature_names_in_ = names
         return self
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        head: Any = None,  # noqa: ANN401 - as in the constructor
+        kind: Kind = "logits",
+        classes: Iterable[Any] | None = None,
+    ) -> Self:
+        """A fitted estimator of the file that `featcal.save` or `featcal fit` wrote.
+
+        Args:
+            path: the file.
+            head: the last layer, where X is to hold the features that enter it; as above.
+            kind: what the scores will be, "logits" or "probs".
+            classes: the class of each column; None for their numbers.
+        """
+        calibrator = load(path)
+        report, layer = calibrator.report, _read_head(head)
+        if report is None:
+            raise InputError(f"{path} does not say how many classes it is for: fit it again")
+        if calibrator.needs_features and layer is None:
+            raise InputError(
+                f"{calibrator!r} in {path} works on features: pass head=, (weight, bias)"
+            )
+        made = cls(calibrator, head=head, kind=kind, classes=classes)
+        made.calibrator_, made.report_, made._kind, made.head_ = calibrator, report, kind, layer
+        made.classes_ = _classes(np.arange(report.classes), report.classes, classes)
+        if layer is not None:
+            made.n_features_in_ = report.features
+        elif report.classes > 2:  # of two classes one logit or two will do
+            made.n_features_in_ = report.classes
+        return made
 
     def predict_proba(self, X: Rows) -> Array:
         """Calibrated probabilities (n, k), a column per class."""
@@ -200,7 +252,10 @@ class Calibrated:
                 "the columns of X are not those of fit, or in another order: "
                 "pass X[list(estimator.feature_names_in_)]"
             )
-        rows = _entering(_table(X, width=self.n_features_in_), self.head_, self._kind)
+        width = getattr(self, "n_features_in_", None)
+        rows = _entering(_table(X, width=width), self.head_, self._kind)
+        if self.head_ is None:
+            self.calibrator_.check_sizes(classes=rows.shape[1])
         head = nn.Identity() if self.head_ is None else self.head_
         with evaluating(head):
             chunks = (rows[i : i + CHUNK_ROWS] for i in range(0, len(rows), CHUNK_ROWS))

@@ -1,28 +1,55 @@
-"""One file for a fitted calibrator: tensors in safetensors, recipe and fit report in its header."""
+"""One file for a fitted calibrator: tensors in safetensors, recipe and fit report in its header.
+
+The file of a calibrated model holds the calibrator and where in the model it belongs; the network's
+own weights stay where its users keep them.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, overload
 
 import torch
+from torch import nn
 
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.files import new_file
 from featcal.core.fit import FitReport
-from featcal.core.stored import json_of, read_tensors, reading, save_tensors
+from featcal.core.stored import json_of, made, read_tensors, reading, save_tensors
 from featcal.core.text import parse
+from featcal.heads.attach import attach, attached
 from featcal.version import __version__
 
 FORMAT = "featcal.calibrator"
 VERSION = 1
-TEXTS = {"format", "version", "recipe", "versions", "report"}
+TEXTS = {"format", "version", "recipe", "versions", "report", "place"}
 WIDEST = 2**24  # classes and features of a try
 
 
-def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -> Path:
-    """Writes the calibrator to one safetensors file; the file appears whole or not at all."""
+def save(
+    given: Calibrator | nn.Module | Any,  # noqa: ANN401 - an estimator of `featcal.arrays`
+    path: Path | str,
+    *,
+    overwrite: bool = False,
+) -> Path:
+    """Writes a calibrator to one safetensors file; the file appears whole or not at all.
+
+    Args:
+        given: the calibrator; or a calibrated model, whose calibrator is written with its place in
+            the model, and none of the model's own weights; or a `featcal.arrays.Calibrated`.
+        path: the file.
+        overwrite: replace the file if it exists.
+    """
+    place: dict[str, str | None] = {}
+    if isinstance(given, nn.Module) and not isinstance(given, Calibrator):
+        given, head, layer = attached(given)
+        place = {"head": head, "layer": layer}
+    calibrator = getattr(given, "calibrator_", given)
+    if not isinstance(calibrator, Calibrator):
+        kind = type(given).__name__
+        raise InputError(f"{kind} holds no fitted calibrator: fit it, or give a calibrated model")
     calibrator = calibrator.outcome()
     report = calibrator.report
     metadata = {
@@ -31,6 +58,7 @@ def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -
         "recipe": repr(calibrator),
         "versions": json.dumps({"featcal": __version__, "torch": str(torch.__version__)}),
         "report": json.dumps(None if report is None else report.as_record()),
+        "place": json.dumps(place),
     }
     with new_file(path, overwrite=overwrite) as temporary:
         tensors = {key: value.contiguous() for key, value in calibrator.state_dict().items()}
@@ -38,8 +66,20 @@ def save(calibrator: Calibrator, path: Path | str, *, overwrite: bool = False) -
     return Path(path)
 
 
-def load(path: Path | str) -> Calibrator:
-    """The calibrator in a file, fitted values to the bit.
+@overload
+def load(path: Path | str) -> Calibrator: ...
+@overload
+def load(path: Path | str, *, onto: nn.Module, head: str | None = None) -> nn.Module: ...
+def load(
+    path: Path | str, *, onto: nn.Module | None = None, head: str | None = None
+) -> Calibrator | nn.Module:
+    """The calibrator in a file, fitted values to the bit, or a model calibrated by it.
+
+    Args:
+        path: the file that `save` or `featcal fit` wrote.
+        onto: the network it was fitted to, with its own weights loaded; the result is then a model
+            of the same class with the calibrator attached.
+        head: path of the model's last layer, where the file names none or another.
 
     Raises:
         InputError: when the file is missing, damaged, or not a calibrator of a known version.
@@ -61,10 +101,13 @@ def load(path: Path | str) -> Calibrator:
             if bool(value.isnan().any()) or (key not in infinite and bool(value.isinf().any())):
                 raise InputError(f"{key} is NaN or infinite, which no fit gives")
         calibrator.load_state_dict(tensors)
+        place = made(dict[str, str | None], json_of(texts.get("place", "{}")), "place")
         record = json_of(texts.get("report", "null"))
         calibrator.report = None if record is None else FitReport.of_record(record)
         _try_out(calibrator)
-    return calibrator
+    if onto is None:
+        return calibrator
+    return attach(onto, calibrator, head=head or place.get("head"), layer=place.get("layer"))
 
 
 @torch.no_grad()

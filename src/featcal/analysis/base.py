@@ -21,6 +21,7 @@ from featcal.core.batch import (
     Through,
     as_data,
     features_of,
+    head_of,
     raw_logits,
     stored_logits,
     wide,
@@ -29,7 +30,8 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.progress import calm
-from featcal.data import Pack, PackSplit
+from featcal.data import Pack
+from featcal.data.pack import rows_of
 from featcal.heads.head import as_head
 from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import Values, top_label
@@ -259,10 +261,8 @@ def opened(data: Source, head: Head | None, split: str = TEST) -> tuple[Any, Hea
     """The rows of a pack with its own head, unless another is given; any other data as it is."""
     if isinstance(data, Rows):
         return data, data.head
-    rows = data.split(split) if isinstance(data, Pack) else data
-    if head is None and isinstance(rows, PackSplit):
-        head = Pack(rows.path, rows.manifest).head
-    return rows, head
+    rows = rows_of(data, split)
+    return rows, head_of(rows) if head is None else head
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from featcal.core import dist
-from featcal.core.checks import ArgumentError, InputError
+from featcal.core.checks import ArgumentError, InputError, Kind
 from featcal.core.progress import ROWS, listen
 from featcal.data import Pack
 from featcal.report.tables import Table, spelled
@@ -130,6 +130,21 @@ BINS = click.option("--bins", default=15, type=click.IntRange(1, 1000), help="Bi
 TRAIN_SPLIT = click.option(
     "--train-split", help="Rows the network was trained on, for recipes that ask."
 )
+
+
+LOGITS = click.option("--logits", is_flag=True, help="The numbers of the file are logits.")
+PROBS = click.option("--probs", is_flag=True, help="The numbers of the file are probabilities.")
+LABEL = click.option("--label", default="label", help="A table's column of labels.")
+IGNORE = click.option(
+    "--ignore", multiple=True, metavar="COLUMN", help="A column that holds no scores; repeatable."
+)
+
+
+def kind_of(logits: bool, probs: bool) -> Kind | None:
+    """What --logits and --probs say of the numbers in a file; None without them."""
+    if logits and probs:
+        raise InputError("--logits and --probs contradict each other: give one")
+    return "logits" if logits else "probs" if probs else None
 
 
 def split_option(default: str) -> Callable[[Any], Any]:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
-import numpy as np
 import torch
+from torch import Tensor
 
 from featcal import io
 from featcal.cli import app
+from featcal.core.batch import Batch, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
-from featcal.core.files import check_free, new_file
+from featcal.core.files import check_free
 from featcal.core.fit import Mode, StepReport, survey
 from featcal.core.progress import tell
 from featcal.core.text import NONE, parse
 from featcal.data import Pack
+from featcal.data.files import opened_rows
+from featcal.data.pack import Gate, head_tensors
+from featcal.data.predictions import check_format, write_probs
+from featcal.heads.head import linear_of
 from featcal.metrics.columns import COLUMNS
 from featcal.report.scores import calibrated_logits
 from featcal.report.scores import evaluate as score
@@ -153,48 +159,90 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
     """The calibrator in a file, refused where it was fitted to another network than the pack's."""
     calibrator = io.load(path)
     check_recipe(calibrator, pack)
-    report, manifest = calibrator.report, pack.manifest
-    if report is None:
-        return calibrator
-    sizes = [("classes", report.classes, manifest.classes)]
-    if calibrator.needs_features:
-        sizes.append(("features", report.features, manifest.features or 0))
-    for name, fitted, here in sizes:
-        if fitted not in (0, here):
-            raise InputError(
-                f"{path} was fitted to {fitted} {name} and {pack.path} has {here}: give the "
-                "calibrator of this network"
-            )
+    try:
+        calibrator.check_sizes(classes=pack.manifest.classes, features=pack.manifest.features or 0)
+    except InputError as error:
+        raise InputError(f"{path} and {pack.path}: {error}") from error
     return calibrator
 
 
 @click.command()
-@app.PACK
+@click.argument("source", metavar="PACK|FILE", type=app.PATH)
 @app.CALIBRATOR
-@app.output_option("The .npy file to write.")
-@app.split_option("test")
+@app.output_option("The file to write: .npy, .csv, .tsv, .parquet or .safetensors.")
+@click.option("--split", help="The split to read; test of a pack, and the only one of a file.")
+@app.LOGITS
+@app.PROBS
+@app.LABEL
+@app.IGNORE
 @app.FORCE
 @torch.no_grad()
-def predict(pack_path: Path, calibrator_path: Path, output: Path, split: str, force: bool) -> None:
-    """Write the calibrated probabilities of a split as a .npy array (rows, classes), float32.
+def predict(
+    source: Path,
+    calibrator_path: Path,
+    output: Path,
+    split: str | None,
+    logits: bool,
+    probs: bool,
+    label: str,
+    ignore: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Write calibrated probabilities of a pack's split or of rows in a file.
 
-    Example: featcal predict my-pack cal.safetensors -o probs.npy
-    """
+    A FILE is one that "featcal pack import" reads; labels are not needed, and not looked at. Tables
+    get a column prob_CLASS for each class, arrays are (rows, classes) in float32.
+
+    \b
+    Examples:
+      featcal predict my-pack cal.safetensors -o probs.npy
+      featcal predict new.csv cal.safetensors --logits -o probs.csv
+    """  # noqa: D301 - click knows a block by the character itself
     check_free(output, overwrite=force)
-    pack = Pack.open(pack_path)
-    calibrator = load_for(calibrator_path, pack)
-    data = pack.split(split)
-    shape, row = (data.rows, pack.manifest.classes), 0
-    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    with app.progress_bar(), app.about(pack, split), new_file(output, overwrite=force) as temporary:
-        survey(data, pack.head)
-        # Batch by batch, and by plain writes, so that a full disk is an error.
-        with temporary.open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for batch in data:
-                probs = calibrated_logits(batch, calibrator, pack.head).softmax(1)
-                check_finite("the probabilities", probs, first_row=row)
-                file.write(probs.numpy().astype("<f4").tobytes())
-                row += len(batch)
-                tell("predicting rows", row, data.rows)
-    app.say(f"Wrote {output}: {shape[0]:,} rows, {shape[1]} classes")
+    check_format(output)
+    kind = app.kind_of(logits, probs)
+    if not source.is_file():
+        pack = Pack.open(source)
+        calibrator = load_for(calibrator_path, pack)
+        data = pack.split(split or "test")
+        with app.progress_bar(), app.about(pack, data.name):
+            survey(data, pack.head)
+            found = _predicted(data, calibrator, pack.head, data.rows)
+            rows = write_probs(output, found, pack.manifest.class_names, overwrite=force)
+    else:
+        calibrator = io.load(calibrator_path)
+        with (
+            opened_rows(source, label=label, kind=kind, ignore=ignore) as contents,
+            app.progress_bar(),
+        ):
+            name = split or next(iter(contents.splits))
+            if name not in contents.splits or (split is None and len(contents.splits) > 1):
+                known = ", ".join(contents.splits)
+                raise InputError(f"{source} holds the splits {known}: choose one with --split")
+            weights = None if contents.head is None else head_tensors(contents.head)
+            if calibrator.needs_features and weights is None:
+                raise InputError(
+                    f"{calibrator!r} works on features, and {source} holds scores alone: give an "
+                    ".npz or .safetensors file of features, weight and bias"
+                )
+            checked = Gate(weights, contents.class_names).checked(name, contents.splits[name])
+            head = None if weights is None else linear_of(**weights)
+            found = _predicted(checked, calibrator, head)
+            rows = write_probs(output, found, contents.class_names, overwrite=force)
+    app.say(f"Wrote {output}: {rows[0]:,} rows, {rows[1]} classes")
+
+
+def _predicted(
+    data: Iterable[Batch], calibrator: Calibrator, head: Head | None, total: int = 0
+) -> Iterator[Tensor]:
+    """The probabilities of each batch; of so many rows, where that is known."""
+    row = 0
+    for batch in data:
+        features = 0 if batch.features is None else batch.features.shape[1]
+        calibrator.check_sizes(features=features)
+        probs = calibrated_logits(batch, calibrator, head).softmax(1)
+        calibrator.check_sizes(classes=probs.shape[1])
+        check_finite("the probabilities", probs, first_row=row)
+        row += len(batch)
+        tell("predicting rows", row, max(total, row))
+        yield probs

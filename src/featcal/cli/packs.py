@@ -21,7 +21,7 @@ from featcal import export as files
 from featcal import io
 from featcal.cli import app
 from featcal.cli.fit import load_for
-from featcal.core.checks import InputError, Kind
+from featcal.core.checks import InputError
 from featcal.core.files import REMOVE, check_free
 from featcal.data import Pack, import_files
 from featcal.data.collect import placed, unpacked
@@ -46,12 +46,10 @@ def pack() -> None:
 @pack.command("import")
 @click.argument("given", metavar="FILE...", nargs=-1, required=True)
 @app.output_option("The folder to make.")
-@click.option("--logits", is_flag=True, help="The numbers of the tables are logits.")
-@click.option("--probs", is_flag=True, help="The numbers of the tables are probabilities.")
-@click.option("--label", default="label", help="The tables' column of labels.")
-@click.option(
-    "--ignore", multiple=True, metavar="COLUMN", help="A column that holds no scores; repeatable."
-)
+@app.LOGITS
+@app.PROBS
+@app.LABEL
+@app.IGNORE
 @app.answered
 def import_(
     given: tuple[str, ...],
@@ -77,9 +75,7 @@ def import_(
       featcal pack import val.csv test.csv --logits -o my-pack
       featcal pack import val=runs/7.parquet test=runs/8.parquet --label y --ignore id -o my-pack
     """  # noqa: D301 - click knows a block by the character itself
-    if logits and probs:
-        raise InputError("--logits and --probs contradict each other: give one")
-    kind: Kind | None = "logits" if logits else "probs" if probs else None
+    kind = app.kind_of(logits, probs)
     with app.progress_bar():
         made = import_files(given, output, label=label, kind=kind, ignore=ignore)
     told = {**made.summary(), "output": str(output)}
@@ -229,8 +225,8 @@ def named_function(spec: str, returns: str = "the model and its loaders") -> Cal
 
 
 @click.command()
-@click.argument("source", metavar="PACK|PACKAGE.MODULE:FUNCTION")
-@app.CALIBRATOR
+@click.argument("source", metavar="PACK|PACKAGE.MODULE:FUNCTION|CALIBRATOR")
+@click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
 @click.option("--onnx", "output", required=True, type=app.PATH, help="The file to write.")
 @app.HEAD
 @click.option("--split", help="Rows to compare on; the last split, if it is not named.")
@@ -244,7 +240,7 @@ def named_function(spec: str, returns: str = "the model and its loaders") -> Cal
 @app.answered
 def export(
     source: str,
-    calibrator_path: Path,
+    calibrator_path: Path | None,
     output: Path,
     head: str | None,
     split: str | None,
@@ -254,19 +250,25 @@ def export(
     opset: int | None,
     force: bool,
 ) -> app.Answer:
-    """Write a calibrated network as an ONNX file and compare it on real rows in ONNX Runtime.
+    """Write a calibrated network as an ONNX file and compare it in ONNX Runtime.
 
     With FUNCTION, as in "featcal collect", the file is the whole network: inputs to calibrated
     logits. With PACK it is the calibrated last layer alone: features to calibrated logits, or
-    logits to calibrated logits where the calibrator needs no more.
+    logits to calibrated logits where the calibrator needs no more. A CALIBRATOR alone becomes a
+    file of logits to calibrated logits and probabilities, compared on made rows.
 
     \b
     Examples:
       featcal export my_project.models:build cal.safetensors --onnx model.onnx
       featcal export my-pack cal.safetensors --onnx head.onnx
+      featcal export cal.safetensors --onnx cal.onnx
     """  # noqa: D301 - click knows a block by the character itself
     check_free(output, overwrite=force)
-    model, inputs, dynamic = _source(source, calibrator_path, head, split, rows)
+    if calibrator_path is None:
+        model, inputs = _alone(source, rows)
+        dynamic, probabilities = None, True
+    else:
+        model, inputs, dynamic = _source(source, calibrator_path, head, split, rows)
     with app.progress_bar():
         made = files.onnx(
             model,
@@ -284,6 +286,21 @@ def export(
         *(f"{way}: {', '.join(map(' '.join, kinds.items()))}" for way, kinds in ports.items()),
         str(made),
     ]
+
+
+def _alone(source: str, rows: int) -> tuple[nn.Module, Tensor]:
+    """A calibrator of logits as a module of its own, and made logits to compare it on."""
+    if not Path(source).is_file():
+        raise InputError(f"{source} is given alone and is no file: name the calibrator behind it")
+    calibrator = io.load(source)
+    if calibrator.needs_features or calibrator.report is None:
+        raise InputError(
+            f"{calibrator!r} in {source} cannot be exported alone, without the network's last "
+            f"layer: give the pack, featcal export PACK {source}"
+        )
+    draw = torch.Generator().manual_seed(0)
+    sizes = torch.logspace(-1, 1, rows)[:, None]
+    return calibrator.wrap(), sizes * torch.randn(rows, calibrator.report.classes, generator=draw)
 
 
 def _source(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being reco
 PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Batch:
     """Outputs of a trained classifier on n labelled samples.
 
@@ -69,6 +69,11 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        parts = {"logits": self.logits, "features": self.features}
+        shapes = (f", {name} {tuple(v.shape)}" for name, v in parts.items() if v is not None)
+        return f"Batch({len(self):,} rows{''.join(shapes)})"
 
     @classmethod
     def from_probs(cls, probs: Tensor, labels: Tensor) -> Batch:
@@ -127,8 +132,15 @@ def joined(batches: list[Batch]) -> Batch:
     )
 
 
-def as_data(data: Batch | Data, head: Head | None = None) -> Data:
+def head_of(data: object) -> Head | None:
+    """The head that data brings along, as what was collected and a split of a pack do; or None."""
+    return getattr(data, "head", None)
+
+
+def as_data(data: Batch | Data | tuple[Any, Any], head: Head | None = None) -> Data:
     """Data as a re-iterable of chunks on the head's device; one Batch stands for a list of one.
+
+    So does a pair of arrays, (logits, labels).
 
     Raises:
         InputError: for a generator, which can be read only once, and for anything but batches.
@@ -136,6 +148,8 @@ def as_data(data: Batch | Data, head: Head | None = None) -> Data:
     device = device_of(head)
     if isinstance(data, Chunked) and data.device == device:
         return data
+    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Batch):
+        data = Batch(*(torch.as_tensor(part) for part in data))
     if isinstance(data, Batch):
         return Chunked([data], device)
     if not isinstance(data, Iterable):

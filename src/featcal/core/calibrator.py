@@ -13,6 +13,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, ClassVar, Self, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,10 +23,11 @@ from featcal.core.batch import (
     Head,
     Through,
     as_data,
+    head_of,
     raw_logits,
     trainable,
 )
-from featcal.core.checks import CalibrationWarning, InputError
+from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.fit import (
     MODES,
     Counted,
@@ -111,7 +113,8 @@ class Calibrator(nn.Module, ABC):
 
         Args:
             data: a Batch or any re-iterable of batches, such as a split of a feature pack.
-            head: the classifier's last layer; None when the data holds logits alone.
+            head: the classifier's last layer; None for the one that the data brings along, as what
+                `collect` gives and a split of a pack do, or where it holds logits alone.
             loss: what to minimise.
             mode: "joint" chooses a feature step knowing that the later steps are refitted;
                 "sequential" fits each step for itself, in order, as the paper does.
@@ -120,6 +123,7 @@ class Calibrator(nn.Module, ABC):
         started = perf_counter()
         if mode not in MODES:
             raise InputError(f"mode is {mode!r}: choose one of {', '.join(MODES)}")
+        head = head_of(data) if head is None else head
         if head is None and self.needs_features:
             raise InputError(f"{self!r} works on features: pass head=, the classifier's last layer")
         if train is None and self.needs_train:
@@ -201,6 +205,46 @@ class Calibrator(nn.Module, ABC):
     def wrap(self, head: nn.Module | None = None) -> CalibratedHead:
         """The deployable module: features in, calibrated logits out (logits in, without a head)."""
         return CalibratedHead(head, self.outcome())
+
+    @torch.no_grad()
+    def apply(self, rows: Any, head: Head | None = None) -> Any:  # noqa: ANN401 - as it came
+        """Calibrated logits of logits (n, k), or of features (n, d) and the head they enter.
+
+        Tensors give tensors and numpy arrays give arrays; a softmax makes probabilities of them.
+        One logit per row, as a sigmoid model gives it, comes back as one.
+
+        >>> calibrator = METHODS["temperature"]().assign(temperature=2.0)
+        >>> calibrator.apply(torch.tensor([[4.0, 0.0]]))
+        tensor([[2., 0.]])
+        """
+        if head is None and self.needs_features:
+            raise InputError(
+                f"{self!r} works on features: pass them with head=, the classifier's last layer"
+            )
+        given = rows if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows))
+        given = given if given.is_floating_point() else given.double()
+        check_finite("rows", given[None] if given.ndim == 0 else given)
+        if given.ndim == 2 and given.shape[1] > 1:
+            self.check_sizes(**{"classes" if head is None else "features": given.shape[1]})
+        layer = head if isinstance(head, nn.Module) else as_head(head)
+        with evaluating(layer):
+            found = self.wrap(layer)(given)  # type: ignore[arg-type]  # as_head gives modules
+        return found if isinstance(rows, Tensor) else found.numpy()
+
+    def check_sizes(self, *, classes: int = 0, features: int = 0) -> None:
+        """Refuses rows of another network than the one this was fitted to; 0 for not known."""
+        report = self.report
+        if report is None:
+            return
+        sizes = [("classes", report.classes, classes)]
+        if self.needs_features:
+            sizes.append(("features", report.features, features))
+        for name, fitted, here in sizes:
+            if fitted and here and fitted != here:
+                raise InputError(
+                    f"{self!r} was fitted to {fitted} {name}, and these rows have {here}: give "
+                    "the calibrator of this network"
+                )
 
     def __or__(self, other: Calibrator) -> Pipeline:
         if not isinstance(other, Calibrator):

@@ -46,6 +46,10 @@ class Collected(list[Batch]):
         """Labelled rows in all."""
         return sum(len(batch) for batch in self)
 
+    def __repr__(self) -> str:
+        what = "" if not self else f" like {self[0]!r}"
+        return f"Collected({self.rows:,} rows in {len(self)} batches{what}; head {self.path!r})"
+
 
 def collect(
     model: nn.Module,

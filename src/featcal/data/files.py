@@ -105,8 +105,23 @@ def read_files(
 
 
 @contextmanager
+def opened_rows(
+    path: FilePath, *, label: str = "label", kind: Kind | None = None, ignore: Sequence[str] = ()
+) -> Iterator[Contents]:
+    """One file of rows to predict, while it is open; labels need not be there, and are all 0.
+
+    An .npy file is what its name or `kind` says.
+    """
+    given: Paths = path
+    if kind and Path(path).suffix.lower() == ".npy":
+        given, kind = {f"rows_{kind}": path}, None
+    with _contents(given, label, kind, ignore, labelled=False) as contents:
+        yield contents
+
+
+@contextmanager
 def _contents(
-    paths: Paths, label: str, kind: str | None, ignore: Sequence[str]
+    paths: Paths, label: str, kind: str | None, ignore: Sequence[str], *, labelled: bool = True
 ) -> Iterator[Contents]:
     """What the files hold, while they are open; what is wrong with it is said with their names."""
     if kind not in (None, "logits", "probs"):
@@ -123,7 +138,7 @@ def _contents(
                         f"two tables are called {name!r}: give each its split, as in 'val={path}'"
                     )
             skipped = [ignore] if isinstance(ignore, str) else ignore
-            yield table_contents(tables, label, cast(Kind | None, kind), skipped)
+            yield table_contents(tables, label, cast(Kind | None, kind), skipped, labelled=labelled)
             return
         table = next((path for name, path in files if (name, path) not in arrays), None)
         if table is not None:
@@ -142,7 +157,7 @@ def _contents(
                 if key in owners:
                     raise InputError(f"{key} is in {owners[key]} and {path}: leave one out")
                 owners[key], loaders[key] = path, loader
-        yield _array_contents(loaders)
+        yield _array_contents(loaders, labelled=labelled)
 
 
 def _named_files(paths: Paths) -> list[tuple[str, Path]]:
@@ -228,8 +243,10 @@ def _column(path: Path, name: str) -> Array:
         return np.stack(values) if values.dtype == object else np.array(values)
 
 
-def _array_contents(loaders: Loaders) -> Contents:
+def _array_contents(loaders: Loaders, *, labelled: bool = True) -> Contents:
     """What arrays are, by their names alone; those of a split are loaded when it is asked for."""
+    if not labelled:
+        loaders = {key: one for key, one in loaders.items() if not key.endswith("_labels")}
     keys = list(loaders)
     if not any(key.endswith(ENDS[:3]) for key in keys):
         raise InputError(f"it has no scores (found: {listed(keys)}): name the arrays {EXPECTED}")
@@ -238,7 +255,7 @@ def _array_contents(loaders: Loaders) -> Contents:
     kind: Kind = "probs" if probs else "logits"
     for split in splits:
         parts = [part for part in SPLIT_PARTS[:3] if f"{split}_{part}" in keys]
-        if f"{split}_labels" not in keys or not parts:
+        if (labelled and f"{split}_labels" not in keys) or not parts:
             missing = f"{split}_logits or {split}_features" if not parts else f"{split}_labels"
             raise InputError(f"{missing} is missing: add what split '{split}' lacks")
         if probs and parts != ["probs"]:
@@ -291,7 +308,9 @@ def _rows(loaders: Loaders, split: str, kind: Kind) -> Iterator[Batch]:
     """The rows of one split, loaded when they are asked for and not kept."""
     keys = {part: f"{split}_{part}" for part in SPLIT_PARTS}
     values = {part: _tensor(loaders, key) for part, key in keys.items() if key in loaders}
-    labels, features, scores = values["labels"], values.get("features"), values.get(kind)
+    features, scores = values.get("features"), values.get(kind)
+    size = len(next(iter(values.values())))
+    labels = values.get("labels", torch.zeros(size, dtype=torch.int64))
     for part, found in values.items():
         if len(found) != len(labels):
             raise InputError(f"{keys[part]} has {len(found)} rows and {len(labels)} labels")

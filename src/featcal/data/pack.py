@@ -70,6 +70,14 @@ class PackSplit:
         """The number of labelled rows."""
         return self.manifest.rows(self.name)
 
+    @property
+    def head(self) -> nn.Linear | None:
+        """The pack's head."""
+        return Pack(self.path, self.manifest).head
+
+    def __repr__(self) -> str:
+        return f"PackSplit({str(self.path)!r}, {self.name!r}: {self.rows:,} rows)"
+
     def __iter__(self) -> Iterator[Batch]:
         for shard in self.manifest.splits[self.name]:
             _check_once(self.path, shard, self.checked)
@@ -139,6 +147,10 @@ class Pack:
         """The names of the splits."""
         return tuple(self.manifest.splits)
 
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {self.manifest.rows(name):,} rows" for name in self.splits)
+        return f"Pack({str(self.path)!r}: {parts}, {self.manifest.classes} classes)"
+
     @property
     def head(self) -> nn.Linear | None:
         """The head in the features' precision, read anew on each call; None when none is stored."""
@@ -193,6 +205,11 @@ class Pack:
             "bytes": sum(part.bytes for part in manifest.parts()),
             "meta": manifest.meta,
         }
+
+
+def rows_of(data: Batch | Data | Pack, split: str) -> Batch | Data:
+    """A split of a pack; any other data as it is."""
+    return data.split(split) if isinstance(data, Pack) else data
 
 
 def demo_pack() -> Pack:

@@ -39,7 +39,8 @@ PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers that pandas add
 BOOLEANS = {"false": 0, "False": 0, "FALSE": 0, "true": 1, "True": 1, "TRUE": 1}
 
 Numbers = npt.NDArray[np.float64]
-# Some rows: finite scores (n, k), labels without blanks around them, names such as "line 7".
+# Some rows: finite scores (n, k), labels without blanks around them (none where they are not asked
+# for), names such as "line 7".
 Block = tuple[Numbers, list[str], list[str]]
 
 
@@ -62,9 +63,16 @@ class Contents(NamedTuple):
 
 
 def table_contents(
-    tables: Mapping[str, Path], label: str, kind: Kind | None, ignore: Sequence[str]
+    tables: Mapping[str, Path],
+    label: str,
+    kind: Kind | None,
+    ignore: Sequence[str],
+    *,
+    labelled: bool = True,
 ) -> Contents:
     """The tables of all splits; classes have the order of the first one.
+
+    Without `labelled`, labels are not looked at and need not be there: every row has label 0.
 
     Raises:
         InputError: for a header that does not say enough, and while rows are read for cells.
@@ -83,7 +91,9 @@ def table_contents(
             if not SPLIT_NAME.fullmatch(split):
                 raise InputError(f"{split!r} cannot name a split: give one, as in 'val={path}'")
             kept = [name for name in names[split] if name not in skipped]
-            own, scores, told = _recognised(kept, label, kind)
+            if not labelled:
+                kept = [name for name in kept if name != label]
+            own, scores, told = _recognised(kept, label if labelled else None, kind)
             if not splits:
                 first, shared, classes = path, own, scores
             if (own, scores.keys()) != (shared, classes.keys()):
@@ -92,12 +102,12 @@ def table_contents(
                     f"its scores are not those of {first} ({listed(odd)} in one of them alone)"
                 )
             ordered = {name: scores[name] for name in classes}
-            splits[split] = _rows(path, own, ordered, label, told=told)
+            splits[split] = _rows(path, own, ordered, label if labelled else None, told=told)
     return Contents(splits, None, None if len(classes) == 1 else [*classes], {}, shared)
 
 
 def _recognised(
-    kept: Sequence[str], label: str, kind: Kind | None
+    kept: Sequence[str], label: str | None, kind: Kind | None
 ) -> tuple[Kind, dict[str, str], bool]:
     """What the columns of a table are, by their names alone.
 
@@ -106,14 +116,14 @@ def _recognised(
         columns say the kind, so that all others are known.
     """
     scores = [name for name in kept if name != label]
-    if label not in kept:
+    if label is not None and label not in kept:
         raise InputError(
             f"it has no column {label!r} (found: {listed(kept)}): name it with --label (label=)"
         )
     if "" in kept:
         raise InputError("a column has no name (of row numbers?): leave it out with --ignore ''")
     if not scores:
-        raise InputError(f"it has no column but {kept[0]!r}: add the scores, one per class")
+        raise InputError(f"it has no scores (found: {listed(kept)}): add a column for each class")
     matches = [PREFIXED.fullmatch(name) for name in scores]
     if len(scores) == 1:
         matches = [matches[0] or ALONE.fullmatch(scores[0])]
@@ -135,13 +145,13 @@ def _recognised(
     if kind not in (None, found):
         raise InputError(f"the columns are named as {found}: do not call them {kind}")
     columns = {PREFIXED.sub(r"\2", name) if told else name: name for name in scores}
-    if len(columns) < len(scores) or kept.count(label) > 1:
+    if len(columns) < len(scores) or (label is not None and kept.count(label) > 1):
         raise InputError(f"two of the columns {listed(kept)} name one class: rename one")
     return found, columns, told is not None
 
 
 def _rows(
-    path: Path, kind: Kind, scores: dict[str, str], label: str, *, told: bool
+    path: Path, kind: Kind, scores: dict[str, str], label: str | None, *, told: bool
 ) -> Iterator[Batch]:
     """The rows of one table, a block at a time."""
     names = list(scores)
@@ -161,13 +171,14 @@ def _rows(
             values, texts, places = block
             if number == 0 and not told:
                 _check_row_numbers(scores, values)
-            for place, text in zip(places, texts, strict=True):
+            for place, text in zip(places, texts, strict=label is not None):
                 if text not in classes:
                     raise InputError(
                         f"{place}, column {label!r}: {text[:40]!r} is none of the classes "
                         f"{listed(names, at_most=6)}: correct it, or remove the row"
                     )
-            labels = torch.tensor([classes[text] for text in texts])
+            known = [classes[text] for text in texts] if label is not None else [0] * len(values)
+            labels = torch.tensor(known)
             yield scored(kind, torch.from_numpy(values), labels, places.__getitem__)
 
 
@@ -192,13 +203,14 @@ def _column_names(path: Path) -> list[str]:
         return [name.strip() for name in next(_csv_lines(path), ("", []))[1]]
 
 
-def _csv_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[Block]:
+def _csv_blocks(path: Path, columns: list[str], label: str | None, rows: int) -> Iterator[Block]:
     lines = _csv_lines(path)
     names = [name.strip() for name in next(lines)[1]]
     places = dict(
         zip(reversed(names), reversed(range(len(names))), strict=True)
     )  # the first counts
-    wanted, label_at = [places[column] for column in columns], places[label]
+    wanted = [places[column] for column in columns]
+    label_at = None if label is None else places[label]
     while block := list(islice(lines, rows)):
         values = np.empty((len(block), len(wanted)))
         for row, (place, cells) in enumerate(block):
@@ -211,7 +223,8 @@ def _csv_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterat
         for row, bad in np.argwhere(~np.isfinite(values)):
             place, cells = block[row]
             raise _no_score(place, columns[bad], cells[wanted[bad]])
-        yield values, [cells[label_at].strip() for _, cells in block], [place for place, _ in block]
+        texts = [] if label_at is None else [cells[label_at].strip() for _, cells in block]
+        yield values, texts, [place for place, _ in block]
 
 
 def _csv_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
@@ -262,12 +275,14 @@ def open_parquet(path: Path) -> Iterator[Any]:
         yield file
 
 
-def _parquet_blocks(path: Path, columns: list[str], label: str, rows: int) -> Iterator[Block]:
+def _parquet_blocks(
+    path: Path, columns: list[str], label: str | None, rows: int
+) -> Iterator[Block]:
     done = 0
     with open_parquet(path) as file:
         check_unpacked(path.stat().st_size, 8 * len(columns) * file.metadata.num_rows)
         types = import_module("pyarrow").types
-        for batch in file.iter_batches(rows, columns=[*columns, label]):
+        for batch in file.iter_batches(rows, columns=[*columns, *([label] if label else [])]):
             places = [f"row {row}" for row in range(done, done + batch.num_rows)]
             values = np.empty((batch.num_rows, len(columns)))
             for place, name in enumerate(columns):
@@ -278,9 +293,8 @@ def _parquet_blocks(path: Path, columns: list[str], label: str, rows: int) -> It
                 values[:, place] = column.to_numpy(zero_copy_only=False).astype(np.float64)
             for row, bad in np.argwhere(~np.isfinite(values)):
                 raise _no_score(places[row], columns[bad], str(values[row, bad]))
-            texts = (
-                "" if value is None else str(value) for value in batch.column(label).to_pylist()
-            )
+            found = batch.column(label).to_pylist() if label else []
+            texts = ("" if value is None else str(value) for value in found)
             yield values, [text.strip() for text in texts], places
             done += batch.num_rows
             tell(f"reading {path.name}", done, file.metadata.num_rows)

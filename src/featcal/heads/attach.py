@@ -75,6 +75,18 @@ def attach(
     return made if late is None else _replaced(made, last, CalibratedHead(last, late))
 
 
+def attached(model: nn.Module) -> tuple[Calibrator, str | None, str | None]:
+    """What `attach` was given: the calibrator in a model, and the paths of head and inner layer."""
+    find.check_bare(model)
+    named = [(path, part) for path, part in model.named_modules() if isinstance(part, Wrapper)]
+    if not named:
+        raise InputError("the model has no calibrated head: calibrate it, or attach a calibrator")
+    paths = {type(part): path or None for path, part in named}
+    parts = sorted((part for _, part in named), key=lambda part: isinstance(part, CalibratedHead))
+    calibrator = reduce(or_, (part.calibrator for part in parts))
+    return calibrator, paths.get(CalibratedHead), paths.get(MappedLayer)
+
+
 def detach(model: nn.Module) -> nn.Module:
     """The model without its calibrator: `attach` undone."""
     find.check_bare(model)
@@ -85,9 +97,14 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_calibrated(model: nn.Module) -> bool:
+    """Whether a model has a calibrator."""
+    return bool(_wrappers(model))
+
+
 def check_uncalibrated(model: nn.Module) -> None:
     """Refuses a model that has a calibrator already."""
-    if _wrappers(model):
+    if is_calibrated(model):
         raise InputError("the model is calibrated already: detach(model) first")
 
 

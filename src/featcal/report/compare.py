@@ -15,13 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from featcal.core.batch import Batch, Data, Head, as_data
+from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.calibrator import Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.progress import track
 from featcal.core.sample import Folds
 from featcal.core.text import NONE, parse
+from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
@@ -46,8 +47,8 @@ RESAMPLES = 1000
 
 
 def compare(
-    fit_data: Batch | Data,
-    test_data: Batch | Data | None,
+    fit_data: Batch | Data | Pack,
+    test_data: Batch | Data | None = None,
     recipes: Sequence[str] = DEFAULT_RECIPES,
     head: Head | None = None,
     *,
@@ -62,10 +63,11 @@ def compare(
     """Fits each recipe on `fit_data` and scores it on `test_data`, with 95 % intervals.
 
     Args:
-        fit_data: labelled rows the classifier was not trained on.
-        test_data: other such rows; None with `folds`.
+        fit_data: labelled rows the classifier was not trained on, in any form `evaluate` takes; a
+            pack stands for its splits val and test.
+        test_data: other such rows; None with `folds` or a pack.
         recipes: their texts; "none" is the network as it is.
-        head: the classifier's last layer, when the data holds features.
+        head: the classifier's last layer, when the data holds features and does not bring it along.
         mode: pipelines are fitted step by step, as in the paper, or jointly.
         bins: of the binned metrics.
         baseline: the recipe the others are compared with, by paired differences; without one
@@ -79,13 +81,17 @@ def compare(
     >>> import featcal
     >>> pack = featcal.demo_pack()
     >>> recipes = ["none", "temperature"]
-    >>> found = compare(pack.split("val"), pack.split("test"), recipes, pack.head, resamples=100)
+    >>> found = compare(pack, recipes=recipes, resamples=100)
     >>> found.difference(1, "ece").verdict
     'better'
     """
     calibrators = parse_all(recipes)
     names = [NONE if calibrator is None else repr(calibrator) for calibrator in calibrators]
-    head, held = as_head(head), NONE if baseline is None else recipe_text(baseline)
+    if isinstance(fit_data, Pack) and test_data is None and folds is None:
+        test_data = fit_data.split("test")
+    fit_data = rows_of(fit_data, "val")
+    head = as_head(head_of(fit_data) if head is None else head)
+    held = NONE if baseline is None else recipe_text(baseline)
     if baseline is not None and held not in names:
         raise InputError(
             f"baseline is {baseline!r}, which is not among the recipes: add it to them"

@@ -10,11 +10,12 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from featcal.core.batch import Batch, Data, Head, as_data, raw_logits, wide
+from featcal.core.batch import Batch, Data, Head, as_data, head_of, raw_logits, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.progress import calm
+from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
 from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
 from featcal.metrics.columns import COLUMNS
@@ -70,7 +71,7 @@ class Scores:
 
 @torch.no_grad()
 def evaluate(
-    data: Batch | Data,
+    data: Batch | Data | Pack,
     calibrator: Calibrator | None = None,
     head: Head | None = None,
     *,
@@ -81,14 +82,16 @@ def evaluate(
     """Scores the calibrated logits, or the classifier's own without a calibrator.
 
     Args:
-        data: labelled rows that were not used to fit.
+        data: labelled rows that were not used to fit: batches, what `collect` gave, a pack (its
+            split test) or a split of it, or a pair of arrays (logits, labels).
         calibrator: what to apply; None scores the network as it is.
-        head: the classifier's last layer, when the data holds features.
+        head: the classifier's last layer, when the data holds features and does not bring it along.
         bins: equal-width bins of ECE and MCE, and equal-mass bins of adaptive and debiased ECE.
         resamples: how often the rows are drawn again for `Scores.intervals`; 0 for never.
         seed: of the resamples.
     """
-    head = as_head(head)
+    data = rows_of(data, "test")
+    head = as_head(head_of(data) if head is None else head)
     data = as_data(data, head)
     with evaluating(head):
         facts = survey(data, head)

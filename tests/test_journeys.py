@@ -1,0 +1,397 @@
+"""The second hour: what was fitted is used elsewhere, as a person would type it."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import featcal
+from featcal import Batch
+from featcal.arrays import Calibrated
+from featcal.cli import main
+
+ROWS, CLASSES = 400, 4
+NAMES = ("ant", "bee", "cat", "dog")
+
+
+def drawn(seed, rows=ROWS, classes=CLASSES):
+    """Overconfident logits and their labels."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, classes, generator=draw)
+    noise = -torch.rand(rows, classes, generator=draw).log()
+    return 3 * logits, (logits - noise.log()).argmax(1)
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as left:
+        main([str(one) for one in args])
+    return left.value.code
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    """A folder with a calibrator of logits, and the calibrator."""
+    folder = tmp_path_factory.mktemp("fitted")
+    calibrator = featcal.parse("temperature").fit(Batch(*drawn(0)))
+    featcal.save(calibrator, folder / "cal.safetensors")
+    return folder / "cal.safetensors", calibrator
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- a calibrator from a file --------------------------------------------------------------------
+
+
+def test_a_loaded_calibrator_takes_logits_of_any_kind(fitted):
+    path, calibrator = fitted
+    logits, _ = drawn(1)
+    expected = logits / calibrator.temperature
+    loaded = featcal.load(path)
+    torch.testing.assert_close(loaded.apply(logits), expected)
+    found = loaded.apply(logits.numpy())
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(loaded.apply(logits.tolist()), expected.numpy(), rtol=1e-6)
+    with pytest.raises(featcal.InputError, match="4 classes, and these rows have 7"):
+        loaded.apply(torch.zeros(3, 7))
+    with pytest.raises(featcal.InputError, match="NaN"):
+        loaded.apply(logits / 0)
+
+
+def test_features_go_in_with_their_head(tmp_path):
+    torch.manual_seed(0)
+    head = nn.Linear(6, 3)
+    data = Batch(None, torch.randint(3, (90,)), 5 * torch.randn(90, 6).relu())
+    clip = featcal.parse("clip | temperature").fit(data, head)
+    loaded = featcal.load(featcal.save(clip, tmp_path / "c.safetensors"))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.apply(data.features, head), clip(data.features, head))
+    with pytest.raises(featcal.InputError, match="pass them with head="):
+        loaded.apply(data.features)
+    with pytest.raises(featcal.InputError, match="6 features, and these rows have 5"):
+        loaded.apply(data.features[:, :5], head)
+    array = Calibrated.load(
+        tmp_path / "c.safetensors", head=(head.weight.detach(), head.bias.detach())
+    )
+    with torch.no_grad():
+        expected = clip(data.features, head).softmax(1)
+    np.testing.assert_allclose(array.predict_proba(data.features), expected, atol=1e-6)
+
+
+def test_an_estimator_is_loaded_fitted(fitted):
+    path, calibrator = fitted
+    logits, labels = drawn(1)
+    one = Calibrated.load(path, classes=NAMES)
+    expected = (logits / calibrator.temperature).softmax(1)
+    np.testing.assert_allclose(one.predict_proba(logits), expected, rtol=1e-6)
+    assert one.score(logits, np.array(NAMES)[labels]) == pytest.approx(
+        (logits.argmax(1) == labels).float().mean().item()
+    )
+    np.testing.assert_allclose(
+        Calibrated.load(path, kind="probs").predict_proba(logits.softmax(1)), expected, atol=1e-5
+    )
+
+
+def test_two_classes_come_as_one_logit_or_two(tmp_path):
+    logits, labels = drawn(0, classes=2)
+    one = logits[:, 1] - logits[:, 0]
+    path = tmp_path / "b.safetensors"
+    featcal.save(Calibrated("temperature").fit(one, labels), path)
+    loaded = Calibrated.load(path)
+    both = loaded.predict_proba(logits)
+    np.testing.assert_allclose(loaded.predict_proba(one), both, atol=1e-6)
+    np.testing.assert_allclose(
+        torch.tensor(featcal.load(path).apply(one.numpy())).sigmoid(), both[:, 1], atol=1e-6
+    )
+
+
+def test_probabilities_among_logits_are_noticed():
+    logits, labels = drawn(0)
+    with pytest.warns(featcal.CalibrationWarning, match="kind='probs'"):
+        Calibrated("temperature").fit(logits.softmax(1), labels)
+
+
+# --- files of rows without labels ----------------------------------------------------------------
+
+
+def sources(folder, logits, probs):
+    """The same rows in every format, with what the command has to be told."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+    from safetensors.torch import save_file
+
+    np.savez(folder / "a.npz", logits=logits)
+    np.save(folder / "test_logits.npy", logits)
+    np.save(folder / "new.npy", logits)
+    save_file({"logits": torch.tensor(logits)}, folder / "a.safetensors")
+    header = ",".join(NAMES)
+    np.savetxt(folder / "a.csv", logits, delimiter=",", header=header, comments="")
+    tabs = "\t".join(f"prob_{name}" for name in NAMES)
+    np.savetxt(folder / "p.tsv", probs, delimiter="\t", header=tabs, comments="")
+    columns = {f"logit_{name}": logits[:, i] for i, name in enumerate(NAMES)}
+    parquet.write_table(arrow.table(columns), folder / "a.parquet")
+    parquet.write_table(arrow.table({"logits": list(logits)}), folder / "lists.parquet")
+    return {
+        **{name: [] for name in ("a.npz", "test_logits.npy", "a.safetensors", "a.parquet")},
+        **{"lists.parquet": [], "new.npy": ["--logits"], "a.csv": ["--logits"], "p.tsv": []},
+    }
+
+
+def test_rows_of_every_format_are_predicted_without_labels(fitted, here):
+    path, calibrator = fitted
+    logits, _ = drawn(1)
+    expected = (logits / calibrator.temperature).softmax(1).numpy()
+    given = sources(here, logits.numpy(), logits.double().softmax(1).numpy())
+    for place, (name, told) in enumerate(given.items()):
+        assert run("predict", name, path, *told, "-o", f"{place}.npy") == 0, name
+        found = np.load(f"{place}.npy")
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, expected, atol=2e-5, err_msg=name)
+
+
+def test_probabilities_are_written_as_the_ending_says(fitted, here):
+    import pyarrow.parquet as parquet
+    from safetensors.torch import load_file
+
+    path, calibrator = fitted
+    logits, labels = drawn(1)
+    expected = (logits / calibrator.temperature).softmax(1).numpy()
+    columns = [f"logit_{name}" for name in NAMES]
+    np.savetxt("in.csv", logits, delimiter=",", header=",".join(columns), comments="")
+    for end in ("npy", "csv", "tsv", "parquet", "safetensors"):
+        assert run("predict", "in.csv", path, "-o", f"out.{end}") == 0
+    found = {
+        "npy": np.load("out.npy"),
+        "csv": np.loadtxt("out.csv", delimiter=",", skiprows=1),
+        "tsv": np.loadtxt("out.tsv", delimiter="\t", skiprows=1),
+        "parquet": np.stack([c.to_numpy() for c in parquet.read_table("out.parquet").columns], 1),
+        "safetensors": load_file("out.safetensors")["probs"].numpy(),
+    }
+    for end, values in found.items():
+        np.testing.assert_allclose(values, expected, atol=1e-6, err_msg=end)
+    # What was written is read again, by predict and, with labels, by import.
+    assert run("predict", "out.csv", path, "-o", "twice.npy") == 0
+    text = (here / "out.csv").read_text().splitlines()
+    rows = [f"{line},{NAMES[y]}" for line, y in zip(text[1:], labels.tolist(), strict=True)]
+    (here / "val.csv").write_text("\n".join([f"{text[0]},label", *rows]))
+    assert run("pack", "import", "val.csv", "-o", "pack") == 0
+    assert featcal.Pack.open("pack").manifest.class_names == NAMES
+
+
+@pytest.mark.parametrize(
+    ("args", "culprit"),
+    [
+        (["a.csv", "CAL", "-o", "out.pdf"], "out.pdf"),
+        (["a.csv", "CAL", "-o", "out.npy"], "--logits"),
+        (["five.npz", "CAL", "-o", "out.npy"], "fitted to 4 classes"),
+        (["two.npz", "CAL", "-o", "out.npy"], "--split"),
+        (["two.npz", "CAL", "--split", "train", "-o", "out.npy"], "--split"),
+        (["none.npz", "CAL", "-o", "out.npy"], "none.npz"),
+        (["a.csv", "CLIP", "--logits", "-o", "out.npy"], "works on features"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused_and_nothing_written(
+    fitted, here, capsys, args, culprit
+):
+    np.savetxt("a.csv", drawn(1)[0], delimiter=",", header=",".join(NAMES), comments="")
+    np.savez("five.npz", logits=np.zeros((3, 5)))
+    np.savez("two.npz", val_logits=np.zeros((3, 4)), test_logits=np.zeros((3, 4)))
+    featcal.save(featcal.FeatureClip().assign(threshold=1.0), "clip.safetensors")
+    known = {"CAL": fitted[0], "CLIP": "clip.safetensors"}
+    assert run("predict", *(known.get(one, one) for one in args)) == 2
+    assert culprit in capsys.readouterr().err
+    assert not list(here.glob("out*"))
+
+
+# --- a calibrator as a file for other languages --------------------------------------------------
+
+
+def test_a_calibrator_alone_becomes_onnx(fitted, here):
+    import onnxruntime
+
+    path, calibrator = fitted
+    assert run("export", path, "--onnx", "cal.onnx") == 0
+    session = onnxruntime.InferenceSession("cal.onnx")
+    logits, _ = drawn(1)
+    (given,) = session.get_inputs()
+    outputs = dict(
+        zip(
+            [one.name for one in session.get_outputs()],
+            session.run(None, {given.name: logits.numpy()}),
+            strict=True,
+        )
+    )
+    expected = (logits / calibrator.temperature).softmax(1)
+    np.testing.assert_allclose(outputs["probabilities"], expected, atol=1e-6)
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.fc = nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.fc(self.body(x))
+
+
+def loader(seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return [(torch.randn(60, 8, generator=draw), torch.randint(3, (60,), generator=draw))] * 2
+
+
+def trained():
+    torch.manual_seed(3)
+    net = Net()
+    net.fc.weight.data *= 20
+    return net.eval()
+
+
+@pytest.mark.parametrize("recipe", ["temperature", "clip | temperature"])
+@pytest.mark.parametrize("layer", [None, "body"])
+def test_the_calibration_of_a_model_goes_to_a_file_and_onto_another_copy(recipe, layer, tmp_path):
+    if layer and "clip" not in recipe:
+        recipe = f"clip | {recipe}"
+    model = featcal.calibrate(trained(), loader(), recipe, layer=layer)
+    path = featcal.save(model, tmp_path / "calibration.safetensors")
+    torch.save(featcal.detach(model).state_dict(), tmp_path / "weights.pt")
+    again = Net().eval()
+    again.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    again = featcal.load(path, onto=again)
+    x, _ = loader(1)[0]
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+        assert not torch.equal(again(x), featcal.detach(model)(x))
+    assert isinstance(featcal.load(path), featcal.Calibrator)
+
+
+def test_what_has_no_calibration_is_not_saved(tmp_path):
+    for given in (trained(), Calibrated("temperature"), object()):
+        with pytest.raises(featcal.InputError, match="calibrat"):
+            featcal.save(given, tmp_path / "none.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_state_dict_of_a_calibrated_model_holds_the_calibration_too(tmp_path):
+    model = featcal.calibrate(trained(), loader(), "temperature")
+    torch.save(model.state_dict(), tmp_path / "all.pt")
+    again = featcal.attach(Net().eval(), featcal.Temperature(), head="fc")
+    again.load_state_dict(torch.load(tmp_path / "all.pt", weights_only=True))
+    x, _ = loader(1)[0]
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+
+
+def test_a_hugging_face_model_keeps_its_calibration_beside_its_weights(tmp_path):
+    from transformers import AutoModelForSequenceClassification, BertConfig
+    from transformers import BertForSequenceClassification as Bert
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=50, intermediate_size=16, num_labels=3, **sizes)
+    net = Bert(config).eval()
+    net.classifier.weight.data *= 50
+    tokens = torch.randint(50, (120, 6))
+    with torch.no_grad():
+        labels = net(tokens).logits.argmax(1)
+    labels[::3] = torch.randint(3, (40,))
+    batch = {"input_ids": tokens, "labels": labels}
+    model = featcal.calibrate(net, [batch], "temperature")
+    featcal.detach(model).save_pretrained(tmp_path)
+    featcal.save(model, tmp_path / "calibration.safetensors")
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    again = featcal.load(tmp_path / "calibration.safetensors", onto=again)
+    with torch.no_grad():
+        torch.testing.assert_close(again(tokens).logits, model(tokens).logits)
+
+
+def test_a_timm_model_gets_its_calibration_back(tmp_path):
+    for name in ("nms", "qnms"):  # torchvision has no CPU build here; timm imports its Python alone
+        if not hasattr(torch.ops.torchvision, name):
+            schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+            torch.library.define(f"torchvision::{name}", schema)
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    net = timm.create_model("resnet10t", num_classes=4).eval()
+    x = torch.randn(40, 3, 32, 32)
+    with torch.no_grad():
+        labels = net(x).argmax(1)
+    labels[::3] = torch.randint(4, (14,))
+    model = featcal.calibrate(net, [(x, labels)], "temperature")
+    path = featcal.save(model, tmp_path / "c.safetensors")
+    again = featcal.load(path, onto=net)
+    with torch.no_grad():
+        assert torch.equal(again(x), model(x))
+
+
+# --- evidence where the work is done -------------------------------------------------------------
+
+
+def noisy_loader(seed=0, rows=240):
+    """Inputs and labels that the network of `trained` gets right two times in three."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 8, generator=draw)
+    with torch.no_grad():
+        labels = trained()(x).argmax(1)
+    labels[::3] = torch.randint(3, (len(labels[::3]),), generator=draw)
+    return list(zip(x.split(50), labels.split(50), strict=True))
+
+
+def test_a_model_is_scored_on_a_loader_before_and_after(tmp_path):
+    net, val, test = trained(), noisy_loader(0), noisy_loader(1)
+    before = featcal.evaluate(net, test)
+    with torch.no_grad():
+        logits = torch.cat([net(x) for x, _ in test])
+    labels = torch.cat([y for _, y in test])
+    expected = nn.functional.cross_entropy(logits, labels)
+    assert before.metrics["nll"] == pytest.approx(expected.item(), rel=1e-5)
+    assert featcal.evaluate((logits.numpy(), labels.numpy())).metrics == pytest.approx(
+        before.metrics, rel=1e-4
+    )
+    model = featcal.calibrate(net, val, "temperature")
+    after = featcal.evaluate(model, test)
+    assert after.metrics["nll"] < before.metrics["nll"]
+    with torch.no_grad():
+        warm = torch.cat([model(x) for x, _ in test])
+    assert after.metrics["nll"] == pytest.approx(
+        nn.functional.cross_entropy(warm, labels).item(), rel=1e-5
+    )
+    data = featcal.collect(net, test)
+    assert featcal.evaluate(data).metrics == pytest.approx(before.metrics, rel=1e-6)
+
+
+def test_recipes_are_compared_on_a_model_and_its_loaders():
+    net, val, test = trained(), noisy_loader(0), noisy_loader(1)
+    how = {"recipes": ["none", "temperature", "clip"], "resamples": 100}
+    found = featcal.compare(net, val, test, **how)
+    data = [featcal.collect(net, loader) for loader in (val, test)]
+    again = featcal.compare(*data, **how)
+    assert [row.scores.metrics for row in found] == [row.scores.metrics for row in again]
+    assert featcal.compare(net, val, **how).settings["folds"] == 5
+    with pytest.raises(featcal.InputError, match="calibrated already"):
+        featcal.compare(featcal.calibrate(net, val, "temperature"), val, test)
+    with pytest.raises(featcal.InputError, match="loader of val"):
+        featcal.compare(net)
+
+
+def test_a_pack_and_its_splits_bring_their_head_along():
+    pack = featcal.demo_pack()
+    fit = featcal.parse("clip | temperature").fit(pack.split("val"), mode="sequential")
+    assert not fit.report.noop
+    assert fit.report.features == 256
+    scores = featcal.evaluate(pack, fit)
+    assert scores.metrics == featcal.evaluate(pack.split("test"), fit, pack.head).metrics
+
+
+def test_what_is_printed_fits_a_line():
+    pack = featcal.demo_pack()
+    data = featcal.collect(trained(), noisy_loader())
+    for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val")))):
+        assert len(repr(shown)) < 200, type(shown)
+        assert f"{len(data[0]):,}" in repr(data)
