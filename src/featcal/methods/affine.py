@@ -51,6 +51,7 @@ class AffineMap(LogitMap):
     """
 
     quick = "temperature"
+    many = True
     matrix: ClassVar[bool]  # whether a class sees all inputs, or its own alone
     weight: Tensor
     offset: Tensor
@@ -92,6 +93,7 @@ class AffineMap(LogitMap):
         message: str,
         values: dict[str, float],
         warning: str = "",
+        left_out: float | None = None,
         **details: object,
     ) -> StepReport:
         """Takes the fitted map over and reports it, with a warning where it has no minimum."""
@@ -101,7 +103,8 @@ class AffineMap(LogitMap):
         keys, ends = ("w_min", "w_max", "b_min", "b_max"), (*diagonal.aminmax(), *bias.aminmax())
         values |= {key: float(end) for key, end in zip(keys, ends, strict=True)}
         details = {"iterations": fitted.steps, **details}
-        report = settle(self, problem, values, message, fitted.converged, warning, details)
+        ended = fitted.converged, warning, details
+        report = settle(self, problem, values, message, *ended, left_out=left_out)
         if report.noop or warning:
             return report
         if report.loss_after < PERFECT:
@@ -165,7 +168,9 @@ class HeldMap(AffineMap):
             )
         message, values = f"held near T = {1 / inverse:.4g} {how}", self.strengths(task, inverse, c)
         held_out = {f"{c:.3g}": loss for c, loss in losses.items()}
-        return [self.settled(problem, fitted, message, values, warning, held_out=held_out)]
+        best = losses.get(c)
+        told = self.settled(problem, fitted, message, values, warning, best, held_out=held_out)
+        return [told]
 
 
 @final
