@@ -32,7 +32,6 @@ from featcal.core.progress import calm, track
 from featcal.core.sample import Folds
 from featcal.core.scalar import temper
 
-PERFECT = 1e-6  # a mean loss that only labels separated completely can reach
 LOG_TINY = math.log(2.2e-16)  # where Dirichlet calibration clips ln p
 MOST_CLASSES = 300  # for more, choosing the penalty of a matrix takes minutes
 FOLDS = 3
@@ -96,7 +95,7 @@ class AffineMap(LogitMap):
         left_out: float | None = None,
         **details: object,
     ) -> StepReport:
-        """Takes the fitted map over and reports it, with a warning where it has no minimum."""
+        """Takes the fitted map over and reports it."""
         weight, bias = parts(fitted.at)
         self.assign(weight=weight, offset=bias)
         diagonal = weight if weight.ndim == 1 else weight.diagonal()
@@ -107,9 +106,6 @@ class AffineMap(LogitMap):
         report = settle(self, problem, values, message, *ended, left_out=left_out)
         if report.noop or warning:
             return report
-        if report.loss_after < PERFECT:
-            what = f"{self.name} fits every row of the fit split, as it will no unseen one"
-            return replace(report, converged=False, warning=f"{what}: give a stronger penalty")
         if not report.converged:
             what = f"{self.name} had not settled after {fitted.steps} passes"
             return replace(report, warning=f"{what}: a stronger penalty makes it settle")
