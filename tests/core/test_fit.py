@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from featcal import parse
 from featcal.core.batch import Batch
 from featcal.core.checks import InputError
 from featcal.core.fit import (
@@ -25,6 +26,43 @@ from featcal.core.fit import (
     survey,
     undisturbed,
 )
+
+
+def crowded(rows=300, classes=40, *, heat=1.0):
+    """Logits that are right as they are, times `heat`, of many classes for the rows."""
+    draw = np.random.default_rng(0)
+    logits = 2 * draw.normal(size=(rows, classes))
+    labels = (logits + draw.gumbel(size=logits.shape)).argmax(1)
+    return Batch(torch.tensor(heat * logits), torch.tensor(labels))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "isotonic(reading='one_vs_rest')",
+        "histogram(reading='one_vs_rest', edges='width')",
+        "vector(ridge=0)",
+        "matrix(off_diagonal=0, bias=0, ridge=0)",
+    ],
+)
+def test_more_numbers_than_the_rows_can_carry_are_judged_on_rows_left_out(recipe):
+    found = parse(recipe).fit(crowded()).report.steps[0]
+    assert found.noop
+    assert "rows left out" in found.message
+    assert found.details["left_out"] > found.loss_before
+
+
+@pytest.mark.parametrize("recipe", ["svs", "vector", "classwise", "classwise(grid=True)"])
+def test_what_helps_rows_left_out_is_kept(recipe):
+    found = parse(recipe).fit(crowded(heat=3.0)).report.steps[0]
+    assert not found.noop
+    assert found.details["left_out"] < found.loss_before
+
+
+def test_few_numbers_are_not_judged_again():
+    for recipe in ("temperature", "svs", "isotonic"):
+        found = parse(recipe).fit(crowded(3000, 3, heat=3.0)).report.steps[0]
+        assert "left_out" not in found.details
 
 
 def step(**changes):

@@ -71,6 +71,7 @@ class Calibrator(nn.Module, ABC):
     needs_train: bool = False  # rows the classifier was trained on
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
+    many: bool = False  # whether its numbers may be too many for the rows of a fit split
     jumps: bool = False  # whether a row at an edge of the map may change by a whole step
     alone: bool = False  # whether it is a whole recipe, and no step of one
     quick: str | None = None  # a cheaper method that joint fitting tries in this one's place

@@ -35,6 +35,7 @@ from featcal.core.batch import (
     stored_logits,
 )
 from featcal.core.checks import InputError, check_batch, check_same
+from featcal.core.sample import Folds
 from featcal.core.stored import made
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ MODES: tuple[Mode, ...] = ("joint", "sequential")
 
 ECE_BINS = 15
 FEW = 10  # wrong rows from which on the data alone decide
+PER_NUMBER = 10  # rows; a step that learns from fewer for each of its numbers is judged on others
+FOLDS = 3  # of that judgement
 HEAD_ROWS = 64  # of the first batch, on which a head is tried
 
 
@@ -275,6 +278,7 @@ class Problem:
             (joint fitting), or None when this step is fitted for itself.
         train: rows the classifier was trained on, for methods that measure density; else None.
         before: the loss without this step where it is known already, else None.
+        judged: whether whoever asks for the fit judges it on other rows.
     """
 
     source: Data
@@ -285,6 +289,7 @@ class Problem:
     then: Calibrator | None = None
     train: Data | None = None
     before: float | None = None
+    judged: bool = False
 
     def loss_before(self) -> float:
         """The loss without this step."""
@@ -399,6 +404,14 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
     return replace(problem, data=data, head=head, before=None)
 
 
+def part_of(problem: Problem, data: Data, rows: int) -> Problem:
+    """The problem with some of its rows alone, for a fit to be judged on others."""
+    facts, view = replace(problem.facts, rows=rows), Through(data, stored_logits)
+    return replace(
+        problem, source=data, data=view, facts=facts, then=None, before=None, judged=True
+    )
+
+
 def kept_everywhere(problem: Problem) -> bool:
     """Whether every process has the network's own logits in memory."""
     return not float(dist.largest(torch.tensor(float(not problem.data.kept))))
@@ -422,7 +435,7 @@ def refitted(problem: Problem, view: Data) -> Data:
     if then is None:
         return view
     kept = Through(view, stored_logits, features=False)
-    then.learn(replace(problem, data=kept, then=None, before=None))
+    then.learn(replace(problem, data=kept, then=None, before=None, judged=True))
     return Through(kept, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
 
 
@@ -469,8 +482,12 @@ def settle(
     *,
     always: bool = False,
     criterion: Loss | None = None,
+    left_out: float | None = None,
 ) -> StepReport:
     """Measures a step as it was just fitted; one that does not lower the loss is reset.
+
+    So is one with a number for fewer than PER_NUMBER rows, or one that knows itself how it does on
+    rows left out of its fit, where it does not lower the loss on such rows.
 
     Args:
         step: the step, with its fitted values assigned.
@@ -482,20 +499,44 @@ def settle(
         details: further figures, ready for JSON.
         always: keep the values whatever they do, as published forms demand.
         criterion: what has to fall instead of the loss.
+        left_out: the loss on rows left out of the fit, where the method knows it.
     """
     before, mapped = problem.loss_before(), after(problem, step).data
     now = measure(mapped, problem.loss)[0]
     details = {} if details is None else details
-    falls = now < before
+    falls, by, old = now < before, problem.loss, before
     if criterion is not None and criterion is not problem.loss:
-        falls = measure(mapped, criterion)[0] < measure(problem.data, criterion)[0]
+        by, old = criterion, measure(problem.data, criterion)[0]
+        falls = measure(mapped, by)[0] < old
+    where = "on the fit split"
+    if falls and not always and not problem.judged:
+        numbers = sum(values.numel() for values in step.buffers()) if step.many else 0
+        if left_out is None and numbers * PER_NUMBER > problem.facts.rows:
+            left_out = loss_left_out(step, problem, by)
+        if left_out is not None:
+            details, falls = details | {"left_out": left_out}, left_out < old
+            where = f"on rows left out of its fit: {left_out:.4f}, and {old:.4f} without it"
     if always or falls:
         return StepReport(
             step.name, values, False, before, now, converged, message, warning, details
         )
     step.reset()
-    why = f"no-op: {step.name} does not lower {problem.loss.name} on the fit split"
+    why = f"no-op: {step.name} does not lower {by.name} {where}"
     return StepReport(step.name, {}, True, before, before, converged, why, details=details)
+
+
+def loss_left_out(step: Calibrator, problem: Problem, loss: Loss) -> float | None:
+    """The loss on every row of a step like this one fitted without it; None for too few rows."""
+    folds, total = Folds(problem.data, FOLDS), 0.0
+    sizes, rows = folds.sizes(), problem.facts.rows
+    if min(sizes) == 0:
+        return None
+    for fold, size in enumerate(sizes):
+        twin = type(step)(**step.hyperparameters()).to(problem.facts.device)
+        twin.learn(part_of(problem, folds.without(fold), rows - size))
+        unseen = part_of(problem, folds.only(fold), size)
+        total += size * measure(after(unseen, twin).data, loss)[0]
+    return total / rows
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ from featcal.core.progress import calm, track
 from featcal.core.sample import Folds
 from featcal.core.scalar import temper
 
-PERFECT = 1e-6  # a mean loss that only labels separated completely can reach
 LOG_TINY = math.log(2.2e-16)  # where Dirichlet calibration clips ln p
 MOST_CLASSES = 300  # for more, choosing the penalty of a matrix takes minutes
 FOLDS = 3
@@ -51,6 +50,7 @@ class AffineMap(LogitMap):
     """
 
     quick = "temperature"
+    many = True
     matrix: ClassVar[bool]  # whether a class sees all inputs, or its own alone
     weight: Tensor
     offset: Tensor
@@ -92,21 +92,20 @@ class AffineMap(LogitMap):
         message: str,
         values: dict[str, float],
         warning: str = "",
+        left_out: float | None = None,
         **details: object,
     ) -> StepReport:
-        """Takes the fitted map over and reports it, with a warning where it has no minimum."""
+        """Takes the fitted map over and reports it."""
         weight, bias = parts(fitted.at)
         self.assign(weight=weight, offset=bias)
         diagonal = weight if weight.ndim == 1 else weight.diagonal()
         keys, ends = ("w_min", "w_max", "b_min", "b_max"), (*diagonal.aminmax(), *bias.aminmax())
         values |= {key: float(end) for key, end in zip(keys, ends, strict=True)}
         details = {"iterations": fitted.steps, **details}
-        report = settle(self, problem, values, message, fitted.converged, warning, details)
+        ended = fitted.converged, warning, details
+        report = settle(self, problem, values, message, *ended, left_out=left_out)
         if report.noop or warning:
             return report
-        if report.loss_after < PERFECT:
-            what = f"{self.name} fits every row of the fit split, as it will no unseen one"
-            return replace(report, converged=False, warning=f"{what}: give a stronger penalty")
         if not report.converged:
             what = f"{self.name} had not settled after {fitted.steps} passes"
             return replace(report, warning=f"{what}: a stronger penalty makes it settle")
@@ -165,7 +164,9 @@ class HeldMap(AffineMap):
             )
         message, values = f"held near T = {1 / inverse:.4g} {how}", self.strengths(task, inverse, c)
         held_out = {f"{c:.3g}": loss for c, loss in losses.items()}
-        return [self.settled(problem, fitted, message, values, warning, held_out=held_out)]
+        best = losses.get(c)
+        told = self.settled(problem, fitted, message, values, warning, best, held_out=held_out)
+        return [told]
 
 
 @final

@@ -31,6 +31,7 @@ from featcal.core.fit import (
     cautious,
     measure,
     nll,
+    part_of,
     run_steps,
 )
 from featcal.core.progress import calm, track
@@ -190,7 +191,7 @@ def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]
     refused: set[int] = set()
     for fold in track("choosing a recipe", range(FOLDS)):
         held = group % FOLDS == fold
-        seen, unseen = (part_of(problem, rows.rows(part)) for part in (~held, held))
+        seen, unseen = (cautious_part(problem, rows.rows(part)) for part in (~held, held))
         groups = group[held]
         for place, name in enumerate(names):
             data: Through = unseen.data
@@ -250,11 +251,11 @@ def judged_rows(facts: Facts) -> int:
     return min(facts.rows, SAMPLE, max(LOGITS // facts.classes, 1))
 
 
-def part_of(problem: Problem, rows: Batch) -> Problem:
-    """The same problem with some of its rows alone."""
-    facts = replace(problem.facts, rows=int(dist.total(torch.tensor(len(rows)))))
-    data = Through([rows], stored_logits)
-    loss = problem.loss.base
-    before, right = measure(data, loss, accuracy)
-    part = replace(problem, source=[rows], data=data, facts=facts, loss=loss, before=before)
-    return cautious(part, right)
+def cautious_part(problem: Problem, rows: Batch) -> Problem:
+    """The same problem with some of its rows alone, as cautious as these call for."""
+    count, plain = (
+        int(dist.total(torch.tensor(len(rows)))),
+        replace(problem, loss=problem.loss.base),
+    )
+    part = part_of(plain, [rows], count)
+    return cautious(part, measure(part.data, accuracy)[0])

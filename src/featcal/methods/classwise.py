@@ -54,6 +54,7 @@ class ClasswiseTemperature(LogitMap):
     name = "classwise"
     title = "class-based temperature scaling"
     keeps_accuracy = True
+    many = True
     temperatures: Tensor
 
     def __init__(

@@ -46,6 +46,7 @@ class StepMap(LogitMap):
     """Gives the predicted class, or each class by itself, the value of its bin."""
 
     keeps_accuracy = True
+    many = True
     jumps = True  # a row at an edge changes bins with the last digit of its logits
     quick = "temperature"
     reading = "top"
@@ -237,6 +238,7 @@ class Isotonic(LogitMap):
     name = "isotonic"
     title = "isotonic regression"
     keeps_accuracy = True
+    many = True
     quick = "temperature"
     nodes: Tensor
     values: Tensor
