@@ -232,6 +232,7 @@ class Problem:
             (joint fitting), or None when this step is fitted for itself.
         train: rows the classifier was trained on, for methods that measure density; else None.
         before: the loss without this step where it is known already, else None.
+        warm: whether the step holds what it learned from nearly the same rows, to start from.
     """
 
     source: Data
@@ -242,6 +243,7 @@ class Problem:
     then: Calibrator | None = None
     train: Data | None = None
     before: float | None = None
+    warm: bool = False
 
     def loss_before(self) -> float:
         """The loss without this step."""
@@ -318,7 +320,7 @@ def refitted(problem: Problem, view: Data) -> Data:
     if then is None:
         return view
     kept = Through(view, stored_logits, features=False)
-    then.learn(replace(problem, data=kept, then=None, before=None))
+    then.learn(replace(problem, data=kept, then=None, before=None, warm=True))
     return Through(kept, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
 
 
