@@ -33,7 +33,8 @@ from featcal.analysis import (
     LayerAblation,
     UnitMeans,
 )
-from featcal.analysis.base import reading, size_counts, size_quantile, wilson
+from featcal.analysis.base import reading, wilson
+from featcal.core.sample import size_counts, size_quantile
 from featcal.report.diagram import STYLE, all_axes
 
 ANALYSIS = Path(__file__).parents[2] / "docs" / "analysis.md"

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.distributed as torch_dist
+import torch.multiprocessing as mp
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from method_cases import score64
@@ -468,6 +470,118 @@ def test_joint_against_a_scan_of_both(made, walking, rows):
     assert found.report.loss_after <= lowest + 1e-5
     z = logits64(world, float(found.steps[0].threshold)) / float(found.steps[1].temperature)
     assert found.report.loss_after == pytest.approx(score64("nll", z, world.labels), abs=1e-6)
+
+
+def lowest_joint(features, labels, head, low, high, points=120):
+    """The lowest NLL of a grid of thresholds, each with the best temperature, in numpy alone."""
+    weight, scores = head.weight.detach().double().numpy(), []
+    bias = 0 if head.bias is None else head.bias.detach().double().numpy()
+    features, rows = np.asarray(features, np.float64), np.arange(len(labels))
+    for c in np.geomspace(low, high, points):
+        logits = np.clip(features, -c, c) @ weight.T + bias
+        logits -= logits.max(1, keepdims=True)
+        true, inverse = logits[rows, labels], 0.6
+        for _ in range(8):  # Newton in b = 1/T: the NLL is convex in it
+            parts = np.exp(inverse * logits)
+            total = parts.sum(1)
+            first = (parts * logits).sum(1) / total
+            second = (parts * logits**2).sum(1) / total
+            score = (np.log(total) - inverse * true).mean()
+            inverse -= (first - true).mean() / (second - first**2).mean()
+        scores.append(score)
+    return min(scores)
+
+
+@pytest.mark.parametrize("seed", [2, 5, 6])
+def test_joint_fits_find_the_best_of_three_valleys(walking, seed):
+    """Units that say too much at 5, 16 and 50 and tell the truth at 9 and 28."""
+    draw = np.random.default_rng(seed)
+    features, weight = np.abs(draw.normal(size=(2500, 24))), draw.normal(size=(5, 24))
+    heard = features.copy()
+    for size, share, part in (
+        (5, 0.1, 0.2),
+        (9, 0.06, 1),
+        (16, 0.02, 0.3),
+        (28, 0.02, 1),
+        (50, 0.005, 0.3),
+    ):
+        rows = np.flatnonzero(draw.random(2500) < share)
+        units = draw.integers(24, size=len(rows))
+        features[rows, units] = size * (1 + 0.05 * draw.random(len(rows)))
+        heard[rows, units] = part * features[rows, units]
+    labels = (heard @ weight.T / 1.5 + draw.gumbel(size=(2500, 5))).argmax(1)
+    features = torch.tensor(features, dtype=torch.float32)
+    found = parse("clip | temperature").fit(
+        Batch(None, torch.tensor(labels), features), linear(weight)
+    )
+    assert found.report.steps[0].head_passes <= 10
+    best = lowest_joint(features, labels, linear(weight), 1, 52)
+    assert found.report.loss_after <= best + 1e-5
+
+
+def test_a_shallow_valley_of_a_joint_fit_is_found(demo):
+    """Rows of the shipped pack on which a sample sees no valley: 1.5e-3 nats below c = inf."""
+    parts = [part for name in ("val", "test") for part in demo.pack.split(name)]
+    labels, features = torch.cat([p.labels for p in parts]), torch.cat([p.features for p in parts])
+    every = Batch(None, labels, features)
+    order = np.random.default_rng((3, 2500)).permutation(len(every))[:2500]
+    batch = every.rows(torch.from_numpy(order))
+    found = parse("clip | temperature").fit(batch, demo.head)
+    best = lowest_joint(batch.features, batch.labels, demo.head, 3.2, 5, 8)
+    assert found.report.loss_after <= best + 1e-5
+    assert found.report.loss_after < found.report.loss_before - 1e-3
+
+
+SHUFFLED = ["clip", "clip(criterion='ece')", "clip | temperature"]
+
+
+def two_ranks(rank, folder, batch, weight, recipes):
+    torch.set_num_threads(1)
+    torch_dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    mine = batch.rows(slice(700, None) if rank else slice(0, 700))
+    found = [fit_all([mine], weight, recipe) for recipe in recipes]
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    torch_dist.destroy_process_group()
+
+
+def fit_all(data, weight, recipe):
+    found = parse(recipe).fit(data, linear(weight))
+    step = found.report.steps[0]
+    return [step.values["threshold"], step.details["criterion_after"], found.report.loss_after]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("walks", [True, False])
+def test_order_batches_and_processes_change_nothing(made, monkeypatch, tmp_path, walks):
+    """So many activations that not all are looked at for their quantiles."""
+    if torch.cuda.is_initialized():
+        pytest.skip("a process that has used CUDA cannot be forked")
+    if walks:
+        monkeypatch.setattr(clip_module, "CHEAP", 0)
+    world = made(n=2400, d=256 if walks else 96, k=4)
+    batch, weight = as_batch(world), world.head.weight.detach()
+    order = torch.from_numpy(np.random.default_rng(0).permutation(2400))
+    recipes = SHUFFLED if walks else SHUFFLED[:1]
+    shuffled, expected = batch.rows(order), [fit_all(batch, weight, one) for one in recipes]
+    cut = [shuffled.rows(slice(start, start + 333)) for start in range(0, 2400, 333)]
+    ways = [[fit_all(data, weight, one) for one in recipes] for data in (shuffled, cut)]
+    args = (tmp_path, shuffled, weight, recipes)
+    mp.start_processes(two_ranks, args, nprocs=2, start_method="fork")
+    ways += [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for way in ways:
+        for found, one in zip(way, expected, strict=True):
+            assert found == pytest.approx(one, rel=1e-6)
+
+
+def test_copies_of_a_few_rows_are_sampled_alike_in_any_order(made, walking):
+    """Where content picks all rows or none."""
+    world = made(n=2500, d=16, k=4)
+    world.features = world.features[:7][torch.arange(2500) % 7]
+    batch, order = as_batch(world), torch.from_numpy(np.random.default_rng(0).permutation(2500))
+    found = [FeatureClip().fit(rows, Watched(world.head)) for rows in (batch, batch.rows(order))]
+    assert float(found[0].threshold) == pytest.approx(float(found[1].threshold), rel=1e-6)
 
 
 @pytest.mark.parametrize("rows", [200, 2500])

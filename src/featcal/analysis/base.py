@@ -478,38 +478,3 @@ def checked_level(confidence: float) -> float:
     if not number or not 0 <= confidence < 1:
         raise InputError(f"confidence is {confidence!r}: pass a number in 0..1, such as 0.95")
     return float(confidence)
-
-
-DROPPED = 16  # bits of a float32 that are not looked at
-CELLS = 2 ** (31 - DROPPED)
-
-
-# Quantiles of sizes from a stream: every |x| is counted by the leading bits of its float32. Sign,
-# exponent and seven bits of the fraction, as bfloat16 has them: counters of a fixed number whatever
-# the data, and quantiles to within 1 / 128 of their value. Counts of parts add up.
-
-
-def size_counts(values: Tensor) -> Tensor:
-    """(2^15,) int64: how many of some values have each size."""
-    bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
-    return torch.bincount(bits >> DROPPED, minlength=CELLS).cpu()
-
-
-def size_quantile(counts: Tensor, share: float, *, zeros: bool = True) -> float:
-    """The lower end of the cell in which this share of the values is reached; NaN for none.
-
-    Args:
-        counts: of the sizes.
-        share: 0 to 1.
-        zeros: whether values of 0 count, which are many after a ReLU.
-
-    >>> size_quantile(size_counts(torch.tensor([0.0, -1.0, 1.0, 100.0])), 0.5)
-    1.0
-    """
-    above = counts if zeros else torch.cat([counts.new_zeros(1), counts[1:]])
-    total = int(above.sum())
-    if total == 0:
-        return math.nan
-    wanted = min(max(math.ceil(share * total), 1), total)
-    cell = int(torch.searchsorted(above.cumsum(0), wanted))
-    return float((torch.tensor(cell, dtype=torch.int32) << DROPPED).view(torch.float32))

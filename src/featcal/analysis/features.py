@@ -17,6 +17,7 @@ from torch import Tensor
 from featcal.analysis import base
 from featcal.core.batch import Head
 from featcal.core.checks import InputError
+from featcal.core.sample import CELLS, size_counts, size_quantile
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import Interval, checked_seed
 from featcal.report.diagram import DASHES, TEXT
@@ -226,7 +227,7 @@ class FeatureValues(base.Analysis):
                 right.add(features[masks[1]])
             largest = max(wrong.largest, right.largest)
             if limit is None:
-                ends = [base.size_quantile(part.sizes, SHOWN) for part in (wrong, right) if part.n]
+                ends = [size_quantile(part.sizes, SHOWN) for part in (wrong, right) if part.n]
                 limit = max(ends, default=largest)
             limit = min(limit, largest) if math.isinf(limit) else limit
             limit = limit if limit > 0 else 1.0  # every value is 0
@@ -324,7 +325,7 @@ class _Sums:
         self.signed = signed
         self.n = self.zeros = self.rows = 0
         self.total = self.squares = self.largest = 0.0
-        self.sizes = torch.zeros(base.CELLS, dtype=torch.int64)
+        self.sizes = torch.zeros(CELLS, dtype=torch.int64)
         # By row: the sum of squares, q, and the number of values above 0, a: q^2, q a and a^2.
         self.products = torch.zeros(3, dtype=torch.float64)
 
@@ -341,7 +342,7 @@ class _Sums:
         self.squares += float(squares.sum())
         pairs = (squares, squares), (squares, above), (above, above)
         self.products += torch.stack([one @ other for one, other in pairs]).cpu()
-        self.sizes += base.size_counts(values)
+        self.sizes += size_counts(values)
 
     @property
     def zero_share(self) -> float:

@@ -25,6 +25,7 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.fit import plain
 from featcal.core.progress import track
+from featcal.core.sample import CELLS, size_counts, size_quantile
 from featcal.core.text import parse
 from featcal.data import Pack
 from featcal.data.collect import Unpack, collect
@@ -293,10 +294,10 @@ def _grid(
     if thresholds is None:
         if isinstance(points, bool) or not isinstance(points, int) or points < 3:
             raise InputError(f"points is {points!r}: pass an integer of at least 3")
-        sizes = torch.zeros(base.CELLS, dtype=torch.int64)
+        sizes = torch.zeros(CELLS, dtype=torch.int64)
         for (features,) in rows.features():
-            sizes += base.size_counts(features)
-        low, high = (base.size_quantile(sizes, share, zeros=False) for share in (LOW, 1.0))
+            sizes += size_counts(features)
+        low, high = (size_quantile(sizes, share, zeros=False) for share in (LOW, 1.0))
         low = min(low, *(c / 2 for c in fitted))
         count = max(points - 1 - len(set(fitted) - {math.inf}), 2)
         spread = np.geomspace(low, max(high, 2 * low), count)

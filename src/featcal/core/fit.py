@@ -279,6 +279,7 @@ class Problem:
         train: rows the classifier was trained on, for methods that measure density; else None.
         before: the loss without this step where it is known already, else None.
         judged: whether whoever asks for the fit judges it on other rows.
+        warm: whether the step holds what it learned from nearly the same rows, to start from.
     """
 
     source: Data
@@ -290,6 +291,7 @@ class Problem:
     train: Data | None = None
     before: float | None = None
     judged: bool = False
+    warm: bool = False
 
     def loss_before(self) -> float:
         """The loss without this step."""
@@ -435,7 +437,7 @@ def refitted(problem: Problem, view: Data) -> Data:
     if then is None:
         return view
     kept = Through(view, stored_logits, features=False)
-    then.learn(replace(problem, data=kept, then=None, before=None, judged=True))
+    then.learn(replace(problem, data=kept, then=None, before=None, judged=True, warm=True))
     return Through(kept, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
 
 

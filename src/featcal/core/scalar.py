@@ -248,18 +248,21 @@ def _scale_value(sums: Tensor, _: float) -> float:
 LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
 
 
-def temper(data: Data, loss: Loss = nll, *, scale: float | None = None) -> Tempered | None:
+def temper(
+    data: Data, loss: Loss = nll, *, scale: float | None = None, start: float | None = None
+) -> Tempered | None:
     """The temperature that minimises a loss; None where no temperature matters.
 
     Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
-    a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it.
+    a walk. Whoever has measured LOGIT_SCALE already, or knows a b that is close, saves passes by
+    giving it.
     """
     scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
     if scale == 0:
         return None
     low, high = 1 / (CAP * scale), CAP / scale
     if loss.base is nll:
-        begin = _start(data, low, high, loss.smoothing)
+        begin = _start(data, low, high, loss.smoothing) if start is None else start
         return _newton(data, None, 1, (low, high), start=begin, smoothing=loss.smoothing)
 
     def score(inverse: float) -> float:

@@ -7,7 +7,7 @@ threshold is worth, the search for the best one, and the look at a sample that g
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, product
@@ -16,11 +16,19 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, Through, features_of, stored_logits
+from featcal.core.batch import (
+    KEEP_BYTES,
+    Batch,
+    Data,
+    Head,
+    Through,
+    features_of,
+    stored_logits,
+    wide,
+)
 from featcal.core.calibrator import FeatureMap
 from featcal.core.checks import InputError, check_choice, check_flags
 from featcal.core.fit import (
@@ -38,7 +46,7 @@ from featcal.core.fit import (
     rows_asked,
 )
 from featcal.core.progress import FEW_LARGE, calm, tell, track
-from featcal.core.sample import row_hash
+from featcal.core.sample import CELLS, hashed_sample, row_hash, size_counts, size_quantile
 from featcal.core.scalar import Point, Shape, Walk, best_of, fitted_shape, flat, refine, vertex
 from featcal.heads.head import head_logits, linear_view
 
@@ -59,6 +67,13 @@ OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
 MOST_TRIALS = POINTS + 2 * len(OFFSETS)  # when the closer look has to move
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
 WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
+
+# With a linear head all of the far end is looked at, where few activations are clipped.
+FAR = 0.1  # of those that are not 0, at most
+APART, MOST_FAR = 0.06, 40  # log thresholds between those of its scan, and how many at most
+SCANNED = 2**22  # logits; where there are more a sample is scanned
+NARROWED, NARROW = (4, 3, 1, 1, 1), 0.005  # valleys looked at ever closer, down to such steps
+CLOSE = 0.01  # nats: a valley that lies no more above the best may turn out deeper
 
 
 @final
@@ -349,13 +364,14 @@ class Search:
     NLL(c) is continuous and piecewise smooth but may have more than one minimum, so a global look
     comes before the local one; all of it takes at most ten passes of the head:
 
-    1. The far end is scanned exactly on all rows. A threshold touches only the rows whose largest
-       activation exceeds it, and thresholds that touch 1/8, 1/32, ... of the rows cost a sixth of a
-       pass together. c = inf, the identity, is the last of them and costs nothing.
-    2. A scan on a sample of the rows finds the valleys and the shape of the deepest one: about two
-       passes' worth. All rows are asked about each valley.
-    3. A walk over log c on all rows corrects that shape by a polynomial through the points it has
-       seen: about four passes.
+    1. A scan on a sample of the rows finds the valleys and the shape of the deepest one: about two
+       passes' worth.
+    2. The far end, where next to no activations are clipped, is where fits with later steps end, in
+       valleys too shallow for a sample. With a linear head the exact path from c = inf, the
+       identity, leads through all of it for a tenth of a pass. With any other head, thresholds
+       that touch 1/8, 1/32, ... of the rows cost a sixth of a pass together.
+    3. All rows are asked about each valley that lies deeper. A walk over log c on all rows corrects
+       the sample's shape by a polynomial through the points it has seen: about four passes.
     4. With a linear head, dz/dc gives the exact logits all around the walk's end for one more pass.
        NLL(c) is rough on the scale of single units, so that no smooth model finds its lowest point:
        it is picked, not modelled.
@@ -409,7 +425,7 @@ class Search:
     def look_everywhere(self) -> tuple[list[Trial], bool]:
         """All thresholds on a fine log grid, then ever finer around the best three allowed."""
         problem = self.problem
-        smallest = math.log(quantiles(activation_sizes(problem), np.array([0.8]))[0])
+        smallest = math.log(quantiles(activation_counts(problem.source), [0.8])[0])
         # The fewer the rows, the rougher NLL(c); every point of a joint fit is a fit of its own.
         points = (1200 if problem.facts.rows < 512 else 400) // (1 if problem.then is None else 4)
         grid = np.linspace(smallest - math.log(64), math.log(self.peak), points)
@@ -426,23 +442,34 @@ class Search:
         best = self.choose(path.seen)
         return [self.before, self.trials.complete(self.trials.at(best.threshold))], True
 
-    def along(self, centre: float, there: Data | None = None, reach: float = math.inf) -> Trials:
+    def along(
+        self,
+        centre: float,
+        there: Data | None = None,
+        reach: float = math.inf,
+        part: Problem | None = None,
+    ) -> Trials:
         """Trials along the path of a linear head, for the price of one pass.
+
+        From the far end, where nothing is clipped, the price is that of the units on the way.
 
         Args:
             centre: the threshold to start from.
             there: the data with the logits of that threshold; without them every threshold may be
                 tried, in float64 since a long path rounds off.
             reach: how far from the centre thresholds will lie, in log thresholds.
+            part: a sample to be asked instead of all rows, by the loss of the fit.
         """
         layer, head = self.layer, self.problem.head
         assert layer is not None
         assert isinstance(head, Counted)
-        weight = layer.weight.detach() if there is not None else layer.weight.detach().double()
+        weight = layer.weight.detach()
+        weight = weight.double() if there is None else wide(weight)
         bias = None if layer.bias is None else layer.bias.detach().to(weight.dtype)
+        problem, far = part or self.problem, centre >= self.peak
         paths: list[LinearPath] = []
         labels: list[Tensor] = []
-        source = self.problem.source
+        source = problem.source
         for batch, known in (
             ((b, b) for b in source) if there is None else zip(source, there, strict=True)
         ):
@@ -453,67 +480,109 @@ class Search:
                 logits = stored_logits(known)
             paths.append(LinearPath(features, logits, weight, centre, 1.2 * reach))
             labels.append(batch.labels)
+            # Logits or slope are a product of the head's size, and so are as many units passed.
+            head.rows += 2 * len(paths[-1].row) // features.shape[1] if far else len(batch)
             del batch, known, features  # one chunk at a time is alive
-        head.rows += sum(map(len, labels))  # logits or slope are a product of the head's size
 
         def view(threshold: float) -> list[Batch]:
-            logits = [
-                path.move(threshold).float() if there is None else path.at(threshold)
-                for path in paths
-            ]
-            return list(map(Batch, logits, labels))
+            moving = far or there is None
+            logits = [path.move(threshold) if moving else path.at(threshold) for path in paths]
+            return list(map(Batch, (z.float() if there is None else z for z in logits), labels))
 
-        return Trials(self.problem, self.criterion, view, accuracy=bool(self.guard))
+        if part is not None:
+            return Trials(part, part.loss, view, accuracy=False)
+        return Trials(problem, self.criterion, view, accuracy=bool(self.guard))
 
     def look_around(self) -> tuple[list[Trial], bool]:
-        """The far end, the valley of a sample, a walk on all rows, and a window around its end."""
-        trials, before, top = self.trials, self.before, math.log(self.peak)
-        ends = [trials.point(log_c) for log_c in track("clip: far end", self._far_end())]
-        found = valley(self.problem)
+        """The valleys of a sample and of the far end, a walk on all rows, a window at its end."""
+        trials, top, facts = self.trials, math.log(self.peak), self.problem.facts
+        part = sample(self.problem, min(SHARE, MOST / facts.rows))
+        found = valley(self.problem, part)
+        low, path = self.look_far(part, found)
+        far = path.seen if path is not None else [t for t in self.seen if t is not self.before]
+        ends = [Point(math.log(trial.threshold), trial.score) for trial in far]
         # What all rows say of the sample's valleys, and of the rest of its scan if none helps.
-        starts = [trials.point(min(found.floor, top))]
-        for log_c in (*found.others, *found.rest):
-            helps = self.gains(best_of([*starts, *ends]))
-            if self.evaluations() < 2 or (helps and log_c not in found.others):
+        starts: list[Point] = []
+        valleys = [found.floor, *found.others]
+        for log_c in (*valleys, *found.rest):
+            helps = any(map(self.gains, (*starts, *ends)))
+            if self.evaluations() < 2 or (helps and log_c not in valleys):
                 break
-            if min(abs(log_c - start.at) for start in starts) > 0.2:
+            if log_c < low and all(abs(log_c - start.at) > 0.2 for start in starts):
                 starts.append(trials.point(min(log_c, top)))
-        known, shape = starts[:1], found.shape
-        if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
-            known, shape = sorted({*starts, *ends, Point(top, before.score)}), flat
-        steps, best = self.evaluations(), lowest(self.seen)
-        if self.gains(best) and best is not lowest(self.allowed(self.seen)):
-            steps = min(steps, 2)  # the guard will bind: keep passes for finding where
-        done = count(1)
-
-        def score(log_threshold: float) -> float:
-            found = trials.point(log_threshold).score
-            tell("clip: walk", next(done), steps)
-            return found
-
-        walk = Walk(found.low, top, steps, ROUGH if self.window else FINE, shape)
-        _, settled = refine(score, known, walk)
-        best = lowest(self.seen)
+        settled = True
+        if starts and (path is None or best_of(starts).score < best_of(ends).score + CLOSE):
+            settled = self.walk(found, starts, ends)
+        if path is not None and best_of(ends).score < lowest(self.seen).score + CLOSE:
+            narrow(path)
+        best = lowest([*self.seen, *([] if path is None else path.seen)])
         if not self.gains(best):
             return self.seen, settled
-        if best.accuracy < self.guard * before.accuracy:
+        if best.accuracy < self.guard * self.before.accuracy:
             return self.towards_guard()
+        if best not in self.seen:  # once more by the head itself: a path rounds off
+            return [self.before, trials.complete(trials.at(best.threshold))], True
         if not self.window:
             return self.seen, settled
         assert trials.best is not None
         reach = WINDOW if settled else WIDE_WINDOW
         tried, there = trials.best
         close, liked = self.look_closely(tried.threshold, there, reach)
-        return [before, close], abs(math.log(liked / best.threshold)) < 0.99 * reach
+        return [self.before, close], abs(math.log(liked / best.threshold)) < 0.99 * reach
 
-    def _far_end(self) -> list[float]:
-        """Log thresholds that touch 1/8, 1/32, 1/128, ... of the rows."""
-        peaks = dist.gather(self.trials.peaks)
+    def walk(self, found: Valley, starts: list[Point], ends: list[Point]) -> bool:
+        """A walk on all rows from the best start; whether it settled."""
+        known, shape, top = starts[:1], found.shape, math.log(self.peak)
+        if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
+            known, shape = sorted({*starts, *ends, Point(top, self.before.score)}), flat
+        steps, best = self.evaluations(), lowest(self.seen)
+        if self.gains(best) and best is not lowest(self.allowed(self.seen)):
+            steps = min(steps, 2)  # the guard will bind: keep passes for finding where
+        done = count(1)
+
+        def score(log_threshold: float) -> float:
+            tried = self.trials.point(log_threshold).score
+            tell("clip: walk", next(done), steps)
+            return tried
+
+        rules = Walk(found.low, top, steps, ROUGH if self.window else FINE, shape)
+        return refine(score, known, rules)[1]
+
+    def look_far(self, part: Problem, found: Valley) -> tuple[float, Trials | None]:
+        """The valleys where next to nothing is clipped.
+
+        Returns:
+            The log threshold down to which there is nothing left to find, and trials on all rows
+            along the path of a linear head. Without a path: infinity, None, and what the head says
+            of thresholds that touch few rows is among the trials seen.
+        """
         if not kept_everywhere(self.problem):
-            return []  # without the raw logits at hand every row would be recomputed
-        shares = np.array([0.5**j for j in range(3, math.floor(math.log2(len(peaks))) + 1, 2)])
-        found = quantiles(peaks, shares)
-        return sorted({math.log(value) for value in found if 0 < value < self.peak})
+            return math.inf, None  # without the raw logits at hand every row would be recomputed
+        peaks = dist.total(size_counts(self.trials.peaks))
+        shares = 0.5 ** np.arange(3, math.log2(self.problem.facts.rows) + 1, 2)
+        few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
+        if self.layer is None or not self.window:
+            for log_c in track("clip: far end", sorted({*few})):
+                self.trials.point(log_c)
+            return math.inf, None
+        (low,) = map(math.log, quantiles(activation_counts(part.source), [FAR]))
+        top = math.log(self.peak)
+        if not few or low >= few[0]:
+            return math.inf, None
+        scan = [*spaced(top, few[0], 3 * APART), *spaced(few[0], low, APART)]
+        facts, reach = self.problem.facts, top - low
+        if facts.rows * facts.classes > SCANNED:
+            part = sample(self.problem, SCANNED / (facts.rows * facts.classes))
+            rough = self.along(self.peak, part.data, reach, part)
+            for log_c in track("clip: far end", scan):
+                rough.point(log_c)
+            if rough.seen[0].score - lowest(rough.seen).score < found.gain - CLOSE:
+                return math.inf, None
+            scan = sorted({at for three in valleys(rough.seen)[:3] for at in three}, reverse=True)
+        path = self.along(self.peak, self.problem.data, reach)
+        for log_c in track("clip: far end", scan):
+            path.point(log_c)
+        return low, path
 
     def towards_guard(self) -> tuple[list[Trial], bool]:
         """From the best threshold, which costs too much accuracy, to where the guard just holds.
@@ -559,6 +628,45 @@ def lowest(trials: list[Trial]) -> Trial:
     return min(trials, key=lambda trial: (trial.score, trial.threshold))
 
 
+def spaced(start: float, end: float, apart: float) -> list[float]:
+    """Log thresholds from one to another, so far apart or MOST_FAR of them."""
+    points = min(math.ceil(abs(end - start) / apart) + 1, MOST_FAR)
+    return [float(at) for at in np.linspace(start, end, points)]
+
+
+def valleys(trials: list[Trial]) -> list[tuple[float, float, float]]:
+    """Log thresholds that score below both neighbours, between these; the lowest first."""
+    order = sorted(
+        {trial.threshold: trial for trial in trials}.values(), key=lambda trial: trial.threshold
+    )
+    edges = [order[0], *order, order[-1]]
+    found = [
+        three
+        for three in zip(edges, order, edges[2:], strict=False)
+        if three[1].score <= min(three[0].score, three[2].score)
+    ]
+    found.sort(key=lambda three: three[1].score)
+    return [
+        (math.log(a.threshold), math.log(b.threshold), math.log(c.threshold)) for a, b, c in found
+    ]
+
+
+def narrow(path: Trials) -> None:
+    """Halves the way to the neighbours of the lowest valleys, of fewer valleys each time.
+
+    Where no later step is refitted, trials are cheap and what is left is looked at closely.
+    """
+    for most in NARROWED:
+        for left, at, right in valleys(path.seen)[:most]:
+            for end in (left, right):
+                if abs(end - at) > 1.5 * NARROW:
+                    path.point((at + end) / 2)
+    if path.problem.then is None:
+        centre = math.log(lowest(path.seen).threshold)
+        for shift in np.linspace(-NARROW, NARROW, 17).tolist():
+            path.point(centre + shift)
+
+
 def published_search(problem: Problem, criterion: Loss, guard: float) -> Found:
     """2,000 absolute steps of 0.01, strict comparisons, smallest c first."""
     trials = Trials(problem, criterion, accuracy=True)
@@ -579,6 +687,7 @@ class Valley:
     """What a sample says, in logarithms of the threshold.
 
     Attributes:
+        gain: how much lower than unclipped the lowest threshold tried is.
         floor: where the deepest valley has its floor.
         shape: what it looks like there.
         others: where further valleys lie, the deepest two.
@@ -586,6 +695,7 @@ class Valley:
         low: the lowest threshold to consider.
     """
 
+    gain: float
     floor: float
     shape: Shape
     others: list[float]
@@ -593,12 +703,11 @@ class Valley:
     low: float
 
 
-def valley(problem: Problem) -> Valley:
+def valley(problem: Problem, part: Problem) -> Valley:
     """A scan across all thresholds, and a closer look where it is lowest.
 
     By the fit's loss, whatever the criterion: the ECE of so few rows would be noise.
     """
-    part = sample(problem)
     trials = Trials(part, problem.loss, accuracy=False)
 
     def points(label: str, logs: list[float]) -> list[Point]:
@@ -607,7 +716,7 @@ def valley(problem: Problem) -> Valley:
     scan = [math.log(c) for c in scan_thresholds(part)]
     sampled = int(dist.total(torch.tensor(sum(map(len, part.source)))))
     if sampled * MOST_TRIALS > 4 * problem.facts.rows:  # a handful of rows: ask all at once
-        return Valley(scan[len(scan) // 2], flat, [], scan[::-1], scan[0] - math.log(64))
+        return Valley(0.0, scan[len(scan) // 2], flat, [], scan[::-1], scan[0] - math.log(64))
     with calm(SHARE * problem.facts.work, FEW_LARGE):
         coarse = points("clip: scan", scan)
         around: list[Point] = []
@@ -630,46 +739,46 @@ def valley(problem: Problem) -> Valley:
     }
     others = [p.at for p in by_score if p in lower and abs(p.at - floor) > 0.6][:2]
     rest = [p.at for p in by_score if p.at not in others]
-    return Valley(floor, shape, others, rest, min(coarse).at - math.log(64))
+    gain = trials.at(math.inf).score - best_of([*coarse, *around]).score
+    return Valley(gain, floor, shape, others, rest, min(coarse).at - math.log(64))
 
 
-def sample(problem: Problem) -> Problem:
+def sample(problem: Problem, share: float) -> Problem:
     """The problem on a share of the rows, held in memory.
 
     Rows are picked by their content, so that neither the order of the rows nor their split into
     batches or ranks changes the sample. Where that picks none or far too many, as among copies of
-    a few rows, rows are taken at equal distances instead: the cost of a scan must stay bounded.
+    a few rows, those with the lowest hashes are taken: the cost of a scan must stay bounded.
     """
-    share = min(SHARE, MOST / problem.facts.rows)
     data = problem.data if problem.data.kept else problem.source
     parts = [batch.rows(row_hash(features_of(batch)) < share * 2**32) for batch in data]
     found = int(dist.total(torch.tensor(sum(map(len, parts)))))
     if not 0 < found <= 1.3 * share * problem.facts.rows + 10:
-        parts = [batch.rows(slice(None, None, math.ceil(1 / share))) for batch in data]
+        most, facts = math.ceil(share * problem.facts.rows), problem.facts
+        rows = hashed_sample(data, most, width=facts.width, device=facts.device)
+        parts = [rows.rows(slice(dist.rank(), None, dist.world()))]  # all processes have all
     return replace(problem, source=parts, data=Through(parts, problem.data.logits_of))
 
 
 def scan_thresholds(problem: Problem) -> list[float]:
     """Thresholds from those that clip 4/5 of the activations to where the far end takes over."""
     shares = np.geomspace(0.8, 0.25 / problem.facts.width, POINTS // 2)
-    upper = quantiles(activation_sizes(problem), shares)
+    upper = quantiles(activation_counts(problem.source), shares)
     # Steps of equal share where the activations lie, and of equal ratio across any gap in them.
     even = np.geomspace(upper[0], upper[-1], POINTS - len(upper))[1:-1].tolist()
     return sorted({c for c in [upper[0] / 16, upper[0] / 4, *upper, *even] if c > 0})
 
 
-def activation_sizes(problem: Problem) -> Tensor:
-    """The sizes of the activations that are not zero, thinned out where there are very many."""
-    parts = [batch.features for batch in problem.data if batch.features is not None]
-    sizes = torch.cat([part.abs().flatten() for part in parts] or [torch.zeros(0)])
-    sizes = sizes[sizes > 0]
-    sizes = dist.gather(sizes[:: max(len(sizes) // 2**15, 1)].double())
-    # A sample of silent rows has no scale: any will do, since the far end knows the truth.
-    return sizes if len(sizes) else torch.ones(1, dtype=torch.float64)
+def activation_counts(data: Data) -> Tensor:
+    """The sizes of all activations, counted: (2^15,) int64."""
+    counts = torch.zeros(CELLS, dtype=torch.int64)
+    for batch in data:
+        counts += size_counts(features_of(batch))
+    return dist.total(counts)
 
 
-def quantiles(values: Tensor, tail: NDArray[np.float64]) -> list[float]:
-    """The values that these shares of all values exceed."""
-    thinned = values[:: max(len(values) // 2**18, 1)]  # torch.quantile sorts, and has a size limit
-    found: list[float] = torch.quantile(thinned, torch.from_numpy(1 - tail).to(thinned)).tolist()
-    return found
+def quantiles(counts: Tensor, tail: Iterable[float]) -> list[float]:
+    """The sizes that these shares of all that are not 0 exceed."""
+    found = [size_quantile(counts, 1 - share, zeros=False) for share in tail]
+    # Silent rows have no scale: any will do, since the far end knows the truth.
+    return [1.0 if math.isnan(size) else size for size in found]

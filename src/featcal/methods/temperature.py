@@ -57,13 +57,14 @@ class Temperature(LogitMap):
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton for the NLL; a scan and a walk in log T for any other loss."""
+        near = 1 / float(self.temperature) if problem.warm else None
         self.reset()
         data, before = problem.data, problem.loss_before()
         named = self.criterion is not None
         criterion = problem.criterion(str(self.criterion)) if named else problem.loss
         own = criterion is problem.loss
         with calm(problem.facts.rows * problem.facts.classes, ONE_THREAD):
-            found = self._search(problem, criterion)
+            found = self._search(problem, criterion, near)
         why = "each row's logits are all equal: no temperature matters"
         if found is not None and not self.reference:
             unscaled = before if own else measure(data, criterion)[0]
@@ -88,7 +89,7 @@ class Temperature(LogitMap):
         details = {"iterations": found.steps, "criterion": criterion.name}
         return [StepReport(self.name, values, False, before, after, *ended, details)]
 
-    def _search(self, problem: Problem, criterion: Loss) -> Tempered | None:
+    def _search(self, problem: Problem, criterion: Loss, near: float | None) -> Tempered | None:
         """The best T by the search that was asked for; None where no temperature matters."""
         data = problem.data
         if self.reference:
@@ -102,4 +103,4 @@ class Temperature(LogitMap):
             scores = [measure(data, loss)[0] for loss in losses]
             best = int(np.argmin(scores))
             return Tempered(1 / GRID[best : best + 1], scores[best], len(GRID), True, np.zeros(1))
-        return temper(data, criterion)
+        return temper(data, criterion, start=near)
