@@ -38,24 +38,31 @@ def rows(n, k, *, step=None, dtype=np.float32, seed=0):
     return torch.tensor(logits.astype(dtype)), torch.tensor(labels)
 
 
-def replicates(logits, labels, resamples, *, bins=15, part=17):
+def replicates(logits, labels, drawn, *, bins=15, part=17):
     """The replicates, the rows fed in parts."""
-    bootstrap = Bootstrap(resamples, 0, bins)
+    bootstrap = Bootstrap(drawn, 0, bins)
     for start in range(0, len(labels), part):
         some = slice(start, start + part)
-        bootstrap.add(Predictions.of(logits=logits[some], labels=labels[some]))
+        bootstrap.add(logits[some], Predictions.of(logits=logits[some], labels=labels[some]))
     ordered = Ordered.of(logits=logits, labels=labels)
     return bootstrap.replicates(ordered, smooth_ece_of(ordered))
 
 
+def drawn_from(logits, labels, resamples=100, seed=0):
+    return Resamples.of([Batch(logits, labels)], None, len(labels), resamples, seed)
+
+
 def check(logits, labels, *, bins=15, seed=0, every=25):
-    """Draws the rows physically, and evaluates them."""
-    resamples = Resamples.draw(len(labels), 100, seed)
-    found = replicates(logits, labels, resamples, bins=bins)
-    for index in range(0, 100, every):
-        drawn = torch.arange(len(labels)).repeat_interleave(resamples.counts[:, index].long())
-        assert len(drawn) == len(labels)
-        scores = evaluate(Batch(logits[drawn], labels[drawn]), bins=bins)
+    """Draws rows and stand-ins physically, and evaluates them."""
+    drawn = drawn_from(logits, labels, seed=seed)
+    found = replicates(logits, labels, drawn, bins=bins)
+    every_logits = torch.cat([logits, logits[drawn.rows]])
+    every_label = torch.cat([labels, drawn.labels])
+    for index in range(1, 101, every):
+        counts = drawn.counts[:, index].long()
+        rows = torch.arange(len(counts)).repeat_interleave(counts)
+        assert int(counts[: len(labels)].sum()) == len(labels)
+        scores = evaluate(Batch(every_logits[rows], every_label[rows]), bins=bins)
         assert set(found) == set(scores.metrics)
         for name, value in scores.metrics.items():
             close = pytest.approx(value, abs=CLOSE.get(name, 1e-12), nan_ok=True)
@@ -99,7 +106,7 @@ def test_any_rows(n, k, step, seed, bins):
 
 def test_neither_parts_nor_blocks_change_a_replicate(monkeypatch):
     logits, labels = rows(120, 6, step=1.0)
-    resamples = Resamples.draw(120, 150, 3)
+    resamples = drawn_from(logits, labels, 150, 3)
     whole = replicates(logits, labels, resamples, part=1000)
     monkeypatch.setattr("featcal.report.bootstrap.BLOCK", 500)
     monkeypatch.setattr("featcal.report.bootstrap.MATRIX", 700)
@@ -112,8 +119,8 @@ def test_draws_are_uniform_and_depend_on_the_seed_alone():
     first, again, other = (Resamples.draw(50, 100, seed).counts for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert torch.equal(first.sum(0), torch.full((100,), 50))
-    counts = Resamples.draw(200, 5000).counts.double()
+    assert torch.equal(first.sum(0), torch.full((101,), 50.0))
+    counts = Resamples.draw(200, 5000).counts[:, 1:].double()
     assert counts.var() == pytest.approx(1 - 1 / 200, rel=0.01)
     assert float((counts.mean(1) - 1).abs().max()) < 5 / 5000**0.5
 

@@ -101,6 +101,7 @@ def compare(
     scored = as_data(fit_data if test_data is None else test_data, head)
     with evaluating(head):
         facts = survey(scored, head)
+        drawn = Resamples.of(scored, head, facts.rows, resamples, seed) if resamples else None
     first = first_row(scored)
     dealt = None
     if folds is not None:
@@ -114,7 +115,6 @@ def compare(
         check_usable(calibrator, facts, head)
         if calibrator is not None and calibrator.needs_train and train is None:
             raise InputError(f"{calibrator!r} measures distance to training rows: pass train=")
-    drawn = Resamples.draw(facts.rows, resamples, seed) if resamples else None
     sets = [fit_data] if dealt is None else [dealt.without(fold) for fold in range(dealt.count)]
     fits = [Fits(data, head, mode, calibrators, train) for data in sets]
     rows = []
