@@ -79,7 +79,9 @@ def truth(classes, scale, sharpness):
         sure.append(claim.amax(1))
         right.append(hit)
         for one in range(classes):
-            gaps[one].index_add_(0, bin_index(claim[:, one].contiguous(), BINS), claim[:, one] - chance[:, one])
+            gaps[one].index_add_(
+                0, bin_index(claim[:, one].contiguous(), BINS), claim[:, one] - chance[:, one]
+            )
     sure, right = torch.cat(sure), torch.cat(right)
     if sharpness == 1:  # exactly calibrated
         return sums
@@ -119,14 +121,21 @@ def coverage(job):
         few = scores.n * (1 - scores.metrics["accuracy"]) < 10
         for name in METRICS:
             around = scores.interval(name)
-            side = 0 if around.low > known[name] + 1e-12 else 2 if around.high < known[name] - 1e-12 else 1
+            side = (
+                0
+                if around.low > known[name] + 1e-12
+                else 2
+                if around.high < known[name] - 1e-12
+                else 1
+            )
             found[name][side] += 1 / sets
             if few:
                 doubtful[name][0] += 1
                 doubtful[name][1] += side == 1
     return {
         **{"rows": rows, "classes": classes, "accuracy": accuracy, "sharpness": sharpness},
-        "metrics": found, "few": doubtful, 
+        "metrics": found,
+        "few": doubtful,
     }
 
 
@@ -139,10 +148,23 @@ def main():
     parser.add_argument("--sharpness", type=float, nargs="+", default=SHARPNESS)
     parser.add_argument("--workers", type=int, default=1)
     asked = parser.parse_args()
-    jobs = [(*cell, asked.sets, asked.resamples) for cell in product(asked.rows, asked.classes, ACCURACIES, asked.sharpness)]
+    jobs = [
+        (*cell, asked.sets, asked.resamples)
+        for cell in product(asked.rows, asked.classes, ACCURACIES, asked.sharpness)
+    ]
     with ProcessPoolExecutor(asked.workers) as pool:
         for one in pool.map(coverage, jobs):
-            print(one["rows"], one["classes"], one["accuracy"], one["sharpness"], *("%s %.0f(%.0f/%.0f)" % (n[:4], 100*m[1], 100*m[0], 100*m[2]) for n, m in one["metrics"].items()), flush=True)
+            print(
+                one["rows"],
+                one["classes"],
+                one["accuracy"],
+                one["sharpness"],
+                *(
+                    "%s %.0f(%.0f/%.0f)" % (n[:4], 100 * m[1], 100 * m[0], 100 * m[2])
+                    for n, m in one["metrics"].items()
+                ),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

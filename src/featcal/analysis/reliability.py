@@ -96,8 +96,10 @@ class BandedDiagram(base.Analysis):
         index, right = bin_index(said, m).cpu(), so.cpu()
         cell = index + m * right  # wrong rows of each bin, then right ones
         table = torch.zeros(len(drawn.counts), 2 * m, dtype=torch.float64)
-        table.view(-1).index_add_(0, drawn.unit * 2 * m + cell, torch.ones(1).double().expand(len(cell)))
-        misses, hits = drawn.sums(table)[1:].T.split(m)
+        table.view(-1).index_add_(
+            0, drawn.unit * 2 * m + cell, torch.ones(1).double().expand(len(cell))
+        )
+        misses, hits = torch.split(drawn.sums(table)[1:].T, m)
         rows = misses + hits
         tail = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
         low, high = (hits / rows).nanquantile(tail, dim=1)

@@ -16,9 +16,10 @@ are dealt into groups, which are drawn whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import takewhile
 from operator import add
 from time import perf_counter
 from typing import Any, Literal, final
@@ -128,9 +129,9 @@ class Resamples:
         share = chance.cumsum(0) / chance.sum()
         points = (torch.arange(STAND_INS) + float(draw.random())) / STAND_INS
         chosen = torch.searchsorted(share, points.double()).clamp(max=rows - 1)
-        counts = np.full((STAND_INS, 1 + resamples), UNSEEN / STAND_INS, dtype=np.float32)
-        counts[:, 1:] = draw.poisson(UNSEEN / STAND_INS, (STAND_INS, resamples))
-        counts = torch.cat([plain.counts, torch.from_numpy(counts)])
+        extra = np.full((STAND_INS, 1 + resamples), UNSEEN / STAND_INS, dtype=np.float32)
+        extra[:, 1:] = draw.poisson(UNSEEN / STAND_INS, (STAND_INS, resamples))
+        counts = torch.cat([plain.counts, torch.from_numpy(extra)])
         return cls(counts, plain.unit, chosen, label[chosen].long())
 
     @property
@@ -225,12 +226,15 @@ class Bootstrap:
             self._first = Sums(self.drawn, logits.shape[1])
             self._spread = torch.zeros(logits.shape[1] * self.bins, dtype=torch.float64)
         first, end = self.row, self.row + len(seen)
-        for some in row_blocks(len(seen), max(logits.shape[1], self._first.total.shape[0])):
-            self._spread += self._take(seen, some, self.drawn.unit[first:end][some])
         here = ((self.drawn.rows >= first) & (self.drawn.rows < end)).nonzero()[:, 0]
         again, labels = self.drawn.rows[here] - first, self.drawn.labels[here]
         unseen = Predictions.of(logits=logits[again], labels=labels.to(logits.device))
-        self._take(unseen, slice(None), len(self.drawn.counts) - len(self.drawn.rows) + here)
+        # Rows that are drawn singly meet their counts here, those of groups do not.
+        width = max(logits.shape[1], 0 if self.drawn.grouped else self.drawn.counts.shape[1])
+        with calm(0):
+            for some in row_blocks(len(seen), width):
+                self._spread += self._take(seen, some, self.drawn.unit[first:end][some])
+            self._take(unseen, slice(None), len(self.drawn.counts) - len(self.drawn.rows) + here)
         self._unseen.append(Ordered.of_predictions(unseen))
         self.row = end
         self.seconds += perf_counter() - started
@@ -247,9 +251,7 @@ class Bootstrap:
         above = probs > bin_edges(self.bins, probs.dtype)[1]
         row, column = above.nonzero(as_tuple=True)
         cell = column * self.bins + bin_index(probs[row, column], self.bins)
-        self._others.append(
-            torch.stack([unit[row].double(), cell.double(), gaps[row, column]], 1)
-        )
+        self._others.append(torch.stack([unit[row].double(), cell.double(), gaps[row, column]], 1))
         assert self._first is not None
         self._first.add(unit, gaps.masked_fill_(above, 0))
         large, rest = probs[row, column].double(), probs.masked_fill(above, 0).double()
@@ -326,7 +328,7 @@ class Bootstrap:
         sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
         with calm(0):
             for of_class in torch.split(entries, sizes):
-                unit, place = of_class[:, 0].long().unique(return_inverse=True)
+                unit, place = torch.unique(of_class[:, 0].long(), return_inverse=True)
                 gaps = torch.zeros(self.bins, len(unit), dtype=torch.float64)
                 at = of_class[:, 1].long() % self.bins, place
                 gaps.index_put_(at, of_class[:, 2], accumulate=True)
@@ -348,7 +350,7 @@ def ranked_replicates(ordered: Ordered, drawn: Resamples, bins: int) -> dict[str
         drawn: the resamples.
         bins: of the equal-width and of the equal-mass metrics.
     """
-    ranks = _Ranks(ordered, bins, drawn.grouped)
+    ranks = _Ranks(ordered, bins, pool=drawn.grouped)
     width = drawn.counts.shape[1]
     # Made before the loop: small results that outlive a block would leave holes in the memory.
     found = torch.empty(len(RANKED), width, dtype=torch.float64)
@@ -360,6 +362,10 @@ def ranked_replicates(ordered: Ordered, drawn: Resamples, bins: int) -> dict[str
             sums = ranks.sums(steps[start : start + step])
             found[:, start : start + step] = torch.stack(ranks.metrics(*sums))
     tell("resampling", width, width)
+    if drawn.grouped:  # the cells blur a value a little, and all of them alike
+        single = _Ranks(ordered, bins, pool=False)
+        sums = single.sums(drawn.counts[drawn.units()[single.order], :1].T)
+        found += torch.stack(single.metrics(*sums)) - found[:, :1]
     return dict(zip(RANKED, found, strict=True))
 
 
@@ -374,15 +380,15 @@ class _Ranks:
     cell, their confidences and their correctness. With many rows, neighbours share a cell.
     """
 
-    def __init__(self, ordered: Ordered, bins: int, pool: bool) -> None:
+    def __init__(self, ordered: Ordered, bins: int, *, pool: bool) -> None:
         self.order, self.m = ordered.confidence.argsort(), bins
         values, self.cell, size = ordered.runs()
         if pool and len(values) > CELLS:
             # Cells of equal mass, cut at the edges of the bins as well.
             mass = torch.div((size.cumsum(0) - 1) * CELLS, len(ordered), rounding_mode="floor")
-            joined = (mass * bins + bin_index(values, bins)).unique_consecutive(return_inverse=True)
-            self.cell = joined[1][self.cell]
-            last = torch.bincount(joined[1]).cumsum(0) - 1
+            mixed = mass * bins + bin_index(values, bins)
+            place = torch.unique_consecutive(mixed, return_inverse=True)[1]
+            self.cell, last = place[self.cell], torch.bincount(place).cumsum(0) - 1
             values, size = values[last], torch.bincount(self.cell)
         self.cells = values
         rows = torch.stack([ordered.confidence.double(), ordered.correct.double()])
@@ -575,8 +581,8 @@ class _Series:
 
 LEVEL = 0.95
 NORMAL = 1.959964  # standard errors on either side of a normal mean
-# A smaller difference is no finding: the same logits by another route differ by as much.
-ROUNDING = 1e-7
+ROUNDING = 1e-7  # the same logits by another route differ by as much
+FLOOR = 1e-4  # a smaller difference is no finding: tables show 0.01 points, and 0.0001
 
 Verdict = Literal["better", "worse", "undecided"]
 
@@ -615,6 +621,8 @@ def interval(
         estimate: the value on the data.
         replicates: the centre, then the values on the resamples, NaN where undefined.
         power: p; 1/2 for binned errors, 1/3 for the smooth one.
+        chance: of a binned error that is known for what it would be by chance: up to where it may
+            be nothing else, and by how much it is raised at least.
 
     >>> interval(1.0, torch.tensor([1.0, 0.5, 1.0, 1.5]))
     Interval(low=0.525, high=1.475)
@@ -654,8 +662,8 @@ class Difference:
         baseline: the recipe compared with.
         delta: the row's value minus the baseline's.
         interval: of delta, from the same resamples of both.
-        verdict: "better" or "worse" where the interval excludes 0, else "undecided"; None for a
-            metric of which neither more nor less is better, or without resamples.
+        verdict: "better" or "worse" as `marks` finds it among all rows, else "undecided"; None
+            for a metric of which neither more nor less is better, or without resamples.
     """
 
     baseline: str
@@ -673,15 +681,38 @@ class Difference:
         }
 
 
-def verdict(name: str, found: Interval) -> Verdict | None:
-    """What the interval of a difference says of a metric.
+def marks(name: str, found: Sequence[tuple[float, Interval]]) -> list[Verdict | None]:
+    """What the differences of several rows from their baselines say of a metric, taken together.
 
-    >>> verdict("ece", Interval(-0.02, -0.01)), verdict("accuracy", Interval(-0.02, -0.01))
-    ('better', 'worse')
+    An interval that ends at 0 stands for a chance of 5 %, one of twice the distance for that of a
+    normal difference of twice as many standard errors. Of m differences the clearest must be told
+    at a level of 5 % / m, the next at 5 % / (m - 1), and so on (Holm, 1979): the chance that any
+    mark of a column is wrong is then 5 %. A difference below the digits shown is none, and nor
+    is one without a width, as that of a recipe that changes nothing.
+
+    Args:
+        name: the metric.
+        found: each difference and its interval.
+
+    >>> marks("ece", [(-0.02, Interval(-0.03, -0.01)), (-0.02, Interval(-0.0395, -0.0005))])
+    ['better', 'undecided']
     """
-    better = COLUMNS[name].better
-    if better == 0 or math.isnan(found.low):
-        return None
-    if found.low <= ROUNDING and found.high >= -ROUNDING:
-        return "undecided"
-    return "better" if better * found.low > 0 else "worse"
+    lengths = [abs(delta - (around.low if delta > 0 else around.high)) for delta, around in found]
+    chances = [  # of a difference as clear as this, were there none
+        math.erfc(NORMAL / math.sqrt(2) * abs(delta) / length) if length > 0 else math.nan
+        for (delta, _), length in zip(found, lengths, strict=True)
+    ]
+    known = sorted(chance for chance in chances if not math.isnan(chance))
+    limits = [(1 - LEVEL) / (len(known) - place) for place in range(len(known))]
+    clear = takewhile(lambda pair: pair[0] <= pair[1], zip(known, limits, strict=True))
+    most = max((chance for chance, _ in clear), default=-1.0)
+    answers: list[Verdict | None] = []
+    for (delta, around), chance in zip(found, chances, strict=True):
+        merit = COLUMNS[name].better * delta
+        if COLUMNS[name].better == 0 or math.isnan(around.low):
+            answers.append(None)
+        elif chance <= most and abs(delta) >= FLOOR:
+            answers.append("better" if merit > 0 else "worse")
+        else:
+            answers.append("undecided")
+    return answers

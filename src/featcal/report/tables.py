@@ -311,9 +311,9 @@ def metric_cells(comparison: Comparison, column: Column) -> list[Cell]:
             column,
             row.scores.metrics[name],
             row.scores.interval(name),
-            comparison.difference(index, name),
+            difference,
         )
-        for index, row in enumerate(comparison)
+        for row, difference in zip(comparison, comparison.differences(name), strict=True)
     ]
     if column.better == 0 or len(found) < 2:
         return found
@@ -466,7 +466,8 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
         )
     if findings and any(other is not None for other in comparison.against):
         found.append(
-            f"Better, worse: the paired difference from {settings['baseline']} excludes 0; no "
-            "word: undecided."
+            f"Better, worse: the paired difference from {settings['baseline']} excludes 0, by "
+            "Holm's correction for all recipes of a column, and shows in its digits; no word: "
+            "undecided."
         )
     return found
