@@ -14,7 +14,8 @@
 #   make grid DATA=folder   the same losses in short runs
 #   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
-#   make coverage   how often each kind of interval holds the truth (ten minutes)
+#   make coverage   how often intervals hold the truth, and how often marks are wrong: docs/trust.md (two hours of one
+#                   core; WORKERS=16 shares them out)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -83,7 +84,7 @@ shift: $(VENV)/.demo
 	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
 
 coverage: $(VENV)/.demo
-	$(BIN)/python experiments/interval_coverage.py
+	$(BIN)/python experiments/interval_coverage.py --rows 300 1000 10000 --sets 200 100 --workers $(or $(WORKERS),1) --write
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:

@@ -1,22 +1,31 @@
-"""How often 95 % intervals hold the truth, and how often a comparison marks a difference that is none.
+"""How often 95 % intervals hold the truth, and how often marks stand where none is due.
 
-Usage: python experiments/interval_coverage.py [--sets 200] [--rows 300 1000] [--workers 2] [--write]
+Usage: python experiments/interval_coverage.py [--rows 300 1000] [--workers 1] [--write]
 
 Test sets are drawn from worlds of known truth: logits N(0, s^2) in each class, s such that the best
 guess is right as often as asked; labels drawn from their softmax; a model that knows these logits,
 or multiplies them by 1.5 and so is far too sure. The truth of a metric is its value on 200,000 rows
-with the probabilities of the labels in place of the labels. Marks are counted where none is due: a
-comparison of five models that see the same logits, each with noise of its own. --write keeps the
+with the probabilities of the labels in place of the labels. Marks are counted where none is due: in
+comparisons of five models that see the same logits, each with noise of its own. --write keeps the
 numbers in `results/interval-coverage.json` and writes the table of docs/trust.md from them.
 """
 
 import argparse
 import json
 import math
-import os
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from pathlib import Path
+
+import torch
+
+from featcal import Batch, evaluate
+from featcal.core.batch import bin_index
+from featcal.core.fit import survey
+from featcal.metrics.columns import USUAL
+from featcal.report import bootstrap
+from featcal.report.compare import Comparison, Row
+from featcal.report.scores import score
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results" / "interval-coverage.json"
@@ -32,8 +41,6 @@ TWINS, NOISE = 5, 0.3  # models of a comparison, and their noise in units of the
 
 def spread(classes, accuracy):
     """The s at which the best guess is right with this chance."""
-    import torch
-
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(MANY // 4, classes, generator=draw)
     low, high = 0.0, 2000.0
@@ -46,8 +53,6 @@ def spread(classes, accuracy):
 
 def world(rows, classes, scale, seed):
     """True logits, and labels drawn from them."""
-    import torch
-
     draw = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(rows, classes, generator=draw)
     noise = -torch.rand(rows, classes, generator=draw).log()
@@ -56,9 +61,6 @@ def world(rows, classes, scale, seed):
 
 def truth(classes, scale, sharpness):
     """Metric -> its value on the whole world, with the chances of the labels for the labels."""
-    import torch
-
-    from featcal.core.batch import bin_index
 
     def binned(said, so):
         sums = torch.zeros(BINS, dtype=torch.float64)
@@ -93,78 +95,155 @@ def truth(classes, scale, sharpness):
     return sums
 
 
-def ready():
+def alone():
     """One thread, and no time for the smooth error, which is not looked at here."""
-    import torch
-
-    from featcal.report import bootstrap
-
     torch.set_num_threads(1)
-    bootstrap.smooth_replicates = lambda _, drawn, *__: torch.full(
-        (drawn.counts.shape[1],), math.nan
-    )
+    bootstrap.smooth_replicates = lambda _, __, rows, ___: torch.full_like(rows, math.nan)
 
 
-def coverage(job):
-    """Metric -> the share of sets whose interval lies above, holds, or lies below the truth."""
-    from featcal import Batch, evaluate
+def chance_of(classes, accuracy):
+    """As asked, but above that of a coin where there are two classes."""
+    return max(accuracy, 0.6) if classes == 2 else accuracy
 
-    ready()
-    rows, classes, accuracy, sharpness, sets, resamples = job
-    accuracy = max(accuracy, 0.6) if classes == 2 else accuracy
-    scale = spread(classes, accuracy)
-    known, found = truth(classes, scale, sharpness), {name: [0, 0, 0] for name in METRICS}
-    doubtful = {name: [0, 0] for name in METRICS}
+
+def coverage(cell, sets, resamples):
+    """Metric -> for each sharpness the share of sets whose interval holds the truth."""
+    alone()
+    rows, classes, accuracy = cell
+    scale = spread(classes, chance_of(classes, accuracy))
+    shares = {name: [0.0] * len(SHARPNESS) for name in METRICS}
+    for place, sharpness in enumerate(SHARPNESS):
+        known = truth(classes, scale, sharpness)
+        for seed in range(1, sets + 1):
+            logits, labels = world(rows, classes, scale, seed)
+            scores = evaluate(Batch(sharpness * logits, labels), resamples=resamples, seed=seed)
+            for name in METRICS:
+                found = scores.interval(name)
+                shares[name][place] += (found.low <= known[name] <= found.high) / sets
+    return shares
+
+
+def marks(cell, sets, resamples):
+    """Metric -> shares of false "better", of false "worse"; shares of columns and of tables."""
+    alone()
+    rows, classes, accuracy = cell
+    scale = spread(classes, chance_of(classes, accuracy))
+    words = {name: {"better": 0.0, "worse": 0.0} for name in METRICS}
+    columns, tables = 0.0, 0.0
     for seed in range(1, sets + 1):
         logits, labels = world(rows, classes, scale, seed)
-        scores = evaluate(Batch(sharpness * logits, labels), resamples=resamples, seed=seed)
-        few = scores.n * (1 - scores.metrics["accuracy"]) < 10
-        for name in METRICS:
-            around = scores.interval(name)
-            side = (
-                0
-                if around.low > known[name] + 1e-12
-                else 2
-                if around.high < known[name] - 1e-12
-                else 1
-            )
-            found[name][side] += 1 / sets
-            if few:
-                doubtful[name][0] += 1
-                doubtful[name][1] += side == 1
-    return {
-        **{"rows": rows, "classes": classes, "accuracy": accuracy, "sharpness": sharpness},
-        "metrics": found,
-        "few": doubtful,
-    }
+        draw = torch.Generator().manual_seed(10**7 + seed)
+        noisy = [
+            logits + NOISE * scale * torch.randn(logits.shape, generator=draw) for _ in range(TWINS)
+        ]
+        data = [Batch(noisy[0], labels)]
+        facts = survey(data, None)
+        drawn = bootstrap.Resamples.of(data, None, rows, resamples, seed)
+        found = []
+        for place, each in enumerate(noisy):
+            kept = bootstrap.Bootstrap(drawn, 0, BINS)
+            scores = score([(Batch(each, labels), each)], facts, BINS, kept)
+            found.append(Row(f"model {place}", None, scores, 0.0))
+        table = Comparison(tuple(found), (None, *[0] * (TWINS - 1)))
+        said = {name: [d.verdict for d in table.differences(name)[1:]] for name in METRICS}
+        for name, answers in said.items():
+            for word in words[name]:
+                words[name][word] += answers.count(word) / len(answers) / sets
+        wrong = [any(one != "undecided" for one in said[name]) for name in USUAL]
+        columns += sum(wrong) / len(wrong) / sets
+        tables += any(wrong) / sets
+    return {"metrics": words, "columns": columns, "tables": tables}
+
+
+def measured(job):
+    what, cell, sets, resamples = job
+    names = ("rows", "classes", "accuracy")
+    found = dict(zip(names, cell, strict=True))
+    return what, {**found, what: globals()[what](cell, sets, resamples)}
+
+
+def table(results):
+    """The part of docs/trust.md, from the result file alone."""
+    about = results["setting"]
+    many, tried = (about["sets"][what] for what in ("coverage", "marks"))
+    rows, points = " ".join(map(str, about["rows"])), 200 * math.sqrt(0.0475 / many)
+    lines = [
+        f"`python experiments/interval_coverage.py --rows {rows} --sets {many} {tried} --write`",
+        "",
+        f"The share of {many} test sets whose 95 % interval holds the truth, in percent: for a "
+        "calibrated model / for one that is far too sure. Between 93 and 97 is as it should be; "
+        f"{many} sets tell a share to {points:.0f} points. More means an interval longer than it "
+        "need be, as that of the classwise error, whose bins hold few rows each. A calibrated model "
+        "has no calibration error, and 97.5 would be right there.",
+        "",
+        "| rows | classes | accuracy | " + " | ".join(f"`{name}`" for name in METRICS) + " |",
+        "|---:|---:|---:|" + "---:|" * len(METRICS),
+    ]
+    for one in results["coverage"]:
+        shares = (
+            " / ".join(f"{100 * share:.0f}" for share in one["coverage"][name]) for name in METRICS
+        )
+        lines.append(f"| {place(one)} | {' | '.join(shares)} |")
+    lines += [
+        "",
+        f"Marks where none is due, in {tried} comparisons of four models with a fifth, none of "
+        "them better: the share marked better / worse, in percent (at most 3 each); the share of "
+        "columns, and of tables of the five usual columns, with any mark. Holm's correction is "
+        "for the recipes of a column, not for the columns.",
+        "",
+        "| rows | classes | accuracy | "
+        + " | ".join(f"`{name}`" for name in METRICS)
+        + " | columns | tables |",
+        "|---:|---:|---:|" + "---:|" * (len(METRICS) + 2),
+    ]
+    for one in results["marks"]:
+        found = one["marks"]
+        words = (
+            " / ".join(f"{100 * found['metrics'][name][word]:.1f}" for word in ("better", "worse"))
+            for name in METRICS
+        )
+        shares = f"{100 * found['columns']:.1f} | {100 * found['tables']:.0f}"
+        lines.append(f"| {place(one)} | {' | '.join(words)} | {shares} |")
+    return "\n".join(lines)
+
+
+def place(one):
+    accuracy = chance_of(one["classes"], one["accuracy"])
+    return f"{one['rows']:,} | {one['classes']} | {100 * accuracy:g} %"
+
+
+def write_docs():
+    before, rest = DOCS.read_text().split(START)
+    text = table(json.loads(RESULTS.read_text()))
+    DOCS.write_text(f"{before}{START}\n{text}\n{END}{rest.split(END)[1]}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sets", type=int, default=200)
+    parser.add_argument("--rows", type=int, nargs="+", default=[300, 1000])
+    parser.add_argument("--sets", type=int, nargs=2, default=[100, 50], help="coverage, marks")
     parser.add_argument("--resamples", type=int, default=400)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS[:1])
-    parser.add_argument("--classes", type=int, nargs="+", default=CLASSES)
-    parser.add_argument("--sharpness", type=float, nargs="+", default=SHARPNESS)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help="the result file and the page")
+    parser.add_argument("--docs", action="store_true", help="the page from the result file alone")
     asked = parser.parse_args()
-    jobs = [
-        (*cell, asked.sets, asked.resamples)
-        for cell in product(asked.rows, asked.classes, ACCURACIES, asked.sharpness)
-    ]
+    if asked.docs:
+        write_docs()
+        return
+    sets = dict(zip(("coverage", "marks"), asked.sets, strict=True))
+    cells = list(product(asked.rows, CLASSES, ACCURACIES))
+    # The large ones first, so that no worker waits for another at the end.
+    jobs = [(what, cell, sets[what], asked.resamples) for cell in reversed(cells) for what in sets]
+    found = {what: [] for what in sets}
     with ProcessPoolExecutor(asked.workers) as pool:
-        for one in pool.map(coverage, jobs):
-            print(
-                one["rows"],
-                one["classes"],
-                one["accuracy"],
-                one["sharpness"],
-                *(
-                    "%s %.0f(%.0f/%.0f)" % (n[:4], 100 * m[1], 100 * m[0], 100 * m[2])
-                    for n, m in one["metrics"].items()
-                ),
-                flush=True,
-            )
+        for what, one in pool.map(measured, jobs):
+            found[what].insert(0, one)
+            print(json.dumps(one), flush=True)
+    setting = {"rows": asked.rows, "sets": sets, "resamples": asked.resamples, "level": 0.95}
+    if asked.write:
+        results = {"setting": setting, **found}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_docs()
 
 
 if __name__ == "__main__":

@@ -582,6 +582,7 @@ class _Series:
 LEVEL = 0.95
 NORMAL = 1.959964  # standard errors on either side of a normal mean
 ROUNDING = 1e-7  # the same logits by another route differ by as much
+FEW_WRONG = 10  # rows: with fewer, stand-ins are more than a tenth of what is known of errors
 FLOOR = 1e-4  # a smaller difference is no finding: tables show 0.01 points, and 0.0001
 
 Verdict = Literal["better", "worse", "undecided"]

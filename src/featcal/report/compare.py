@@ -202,6 +202,7 @@ class Row:
             "n": self.scores.n,
             "metrics": self.scores.as_json()["metrics"],
             "intervals": intervals or None,
+            **({"few_wrong": True} if intervals and self.scores.few_wrong else {}),
             "fit": fits[0] if fits and not self.folds else None,
             **({"fits": fits} if self.folds else {}),
             "seconds": self.seconds,

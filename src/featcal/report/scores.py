@@ -19,6 +19,7 @@ from featcal.heads.head import as_head
 from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
 from featcal.metrics.columns import COLUMNS
 from featcal.report.bootstrap import (
+    FEW_WRONG,
     UNKNOWN,
     Bootstrap,
     Chance,
@@ -55,6 +56,11 @@ class Scores:
     bins: Bins
     replicates: dict[str, Tensor] = field(default_factory=dict, repr=False)
     chance: dict[str, Chance] = field(default_factory=dict, repr=False)
+
+    @property
+    def few_wrong(self) -> bool:
+        """Whether so few rows are wrong that intervals rest on those that were not seen."""
+        return self.n * (1 - self.metrics["accuracy"]) < FEW_WRONG
 
     @property
     def intervals(self) -> dict[str, Interval]:

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, final
 from featcal.core.calibrator import METHODS
 from featcal.core.fit import FitReport, StepReport
 from featcal.metrics.columns import COLUMNS, Column, columns
-from featcal.report.bootstrap import UNKNOWN, Difference, Interval
+from featcal.report.bootstrap import FEW_WRONG, UNKNOWN, Difference, Interval
 
 if TYPE_CHECKING:
     from featcal.report.compare import Comparison
 
+FEW = "†"  # at an interval that rests on few wrong rows
 BORDER = 3  # what a column costs besides its text: a line and a space on either side
 
 
@@ -215,6 +216,7 @@ class Cell:
         interval: NaN at both ends where there is none.
         difference: from the row it is compared with, if any.
         best: whether no other cell it is to be compared with is better as printed.
+        few_wrong: whether the interval rests on few wrong rows.
     """
 
     column: Column
@@ -222,6 +224,7 @@ class Cell:
     interval: Interval = UNKNOWN
     difference: Difference | None = None
     best: bool = False
+    few_wrong: bool = False
 
     @property
     def number(self) -> str:
@@ -233,7 +236,8 @@ class Cell:
         """[4.31, 5.07], or nothing."""
         low, high = self.interval.low, self.interval.high
         number = self.column.number
-        return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]"
+        sign = FEW if self.few_wrong else ""
+        return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]{sign}"
 
     @property
     def finding(self) -> tuple[str, str] | None:
@@ -312,6 +316,7 @@ def metric_cells(comparison: Comparison, column: Column) -> list[Cell]:
             row.scores.metrics[name],
             row.scores.interval(name),
             difference,
+            few_wrong=row.scores.few_wrong,
         )
         for row, difference in zip(comparison, comparison.differences(name), strict=True)
     ]
@@ -460,10 +465,17 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
     if not settings.get("resamples") or n < 2:
         return found
     if intervals:
+        groups = settings.get("drawn", {}).get("groups")
+        of = f"{groups:,} groups of these rows" if groups else "these rows"
         found.append(
-            f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of these rows "
+            f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of {of} "
             f"(seed {settings['seed']}); the fits stay as they are."
         )
+        if any(row.scores.few_wrong for row in comparison):
+            found.append(
+                f"{FEW} Fewer than {FEW_WRONG} rows are wrong: what errors that were not seen "
+                "would cost is a guess, and so is the length of the interval."
+            )
     if findings and any(other is not None for other in comparison.against):
         found.append(
             f"Better, worse: the paired difference from {settings['baseline']} excludes 0, by "
