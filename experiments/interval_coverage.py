@@ -173,8 +173,8 @@ def table(results):
         f"The share of {many} test sets whose 95 % interval holds the truth, in percent: for a "
         "calibrated model / for one that is far too sure. Between 93 and 97 is as it should be; "
         f"{many} sets tell a share to {points:.0f} points. More means an interval longer than it "
-        "need be, as that of the classwise error, whose bins hold few rows each. A calibrated model "
-        "has no calibration error, and 97.5 would be right there.",
+        "need be, as that of the classwise error, whose bins hold few rows each. A calibrated "
+        "model has no calibration error, and 97.5 would be right there.",
         "",
         "| rows | classes | accuracy | " + " | ".join(f"`{name}`" for name in METRICS) + " |",
         "|---:|---:|---:|" + "---:|" * len(METRICS),
