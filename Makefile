@@ -16,7 +16,8 @@
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
 #   make mutants    whether the tests notice wrong lines in core and metrics: WORKERS=2 at a time, SAMPLE=400 of them
 #                   (0 for all)
-#   make coverage   how often each kind of interval holds the truth (ten minutes)
+#   make coverage   how often intervals hold the truth, and how often marks are wrong: docs/trust.md (two hours of one
+#                   core; WORKERS=16 shares them out)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -85,7 +86,7 @@ shift: $(VENV)/.demo
 	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
 
 coverage: $(VENV)/.demo
-	$(BIN)/python experiments/interval_coverage.py
+	$(BIN)/python experiments/interval_coverage.py --rows 300 1000 10000 --sets 200 100 --workers $(or $(WORKERS),1) --write
 
 mutants: $(VENV)/.dev
 	$(BIN)/python experiments/mutants.py --workers $(or $(WORKERS),2) --sample $(or $(SAMPLE),400)

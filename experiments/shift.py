@@ -32,7 +32,7 @@ from featcal.datasets import Images, load_images, normalisations, split
 from featcal.metrics import Predictions
 from featcal.metrics.columns import COLUMNS
 from featcal.models import build
-from featcal.report.bootstrap import Interval, Resamples, interval, verdict
+from featcal.report.bootstrap import Interval, Resamples, interval, marks
 from featcal.report.compare import Fits, parse_all, versions
 from featcal.report.diagram import METADATA, TEXT, own_style
 from featcal.report.scores import calibrated_logits
@@ -91,8 +91,7 @@ def readable(recipe):
 
 def resampled(rows):
     """The rows as they are, then drawn again and again: weights (1 + b, rows) of a mean."""
-    drawn = Resamples.draw(rows, RESAMPLES, SEED).counts.T.double()
-    return torch.cat([torch.ones(1, rows, dtype=torch.float64), drawn]) / rows
+    return Resamples.draw(rows, RESAMPLES, SEED).counts.T.double() / rows
 
 
 def scored(logits, labels, weights):
@@ -118,7 +117,7 @@ def told(scores):
             entry["difference"] = {}
             for name in PAIRED:
                 pairs = found[name] - scores[BASE][name]
-                around = interval(float(pairs[0]), pairs[1:], COLUMNS[name].power)
+                around = interval(float(pairs[0]), pairs, COLUMNS[name].power)
                 entry["difference"][name] = [short(v) for v in (pairs[0], around.low, around.high)]
         entries[recipe] = entry
     return entries
@@ -220,8 +219,8 @@ def found_as(scores, recipe, metric):
     """What the interval of a difference from BASE says: better, worse or undecided."""
     if recipe == BASE:
         return None
-    _, low, high = scores[recipe]["difference"][metric]
-    return verdict(metric, Interval(low, high))
+    delta, low, high = scores[recipe]["difference"][metric]
+    return marks(metric, [(delta, Interval(low, high))])[0]
 
 
 def strengths_of(network):

@@ -105,7 +105,7 @@ def test_scores_and_resamples_are_featcals():
     names = ("nll", "ece", "accuracy", "brier", "confidence")
     counts = Resamples.draw(300, shift.RESAMPLES, shift.SEED).counts
     for place, rows in enumerate(
-        [torch.arange(300), torch.arange(300).repeat_interleave(counts[:, 0].int())]
+        [torch.arange(300), torch.arange(300).repeat_interleave(counts[:, 1].int())]
     ):
         whole = featcal.evaluate(Batch(logits[rows], labels[rows]), bins=shift.BINS)
         for name in names:

@@ -35,8 +35,12 @@ def row(
     """A row whose replicates are its values and some noise; `seed` tells rows apart."""
     metrics = {**RAW, **values}
     metrics.setdefault("overconfidence", metrics["confidence"] - metrics["accuracy"])
-    moved = {name: value + noise(seed, spread) for name, value in metrics.items()}
-    moved["accuracy"] = metrics["accuracy"] + noise(seed, accuracy_noise)
+    # Rows that differ never do so by the same on every resample.
+    moved = {name: value + noise(seed, spread * (1 + value)) for name, value in metrics.items()}
+    own = accuracy_noise + 0.01 * abs(metrics["accuracy"] - RAW["accuracy"])
+    moved["accuracy"] = metrics["accuracy"] + noise(seed, own)
+    for name, values in moved.items():
+        values[0] = metrics[name]  # what the others scatter around
     calibrator = None if recipe == "none" else parse(recipe)
     if calibrator is not None:
         calibrator.report = report

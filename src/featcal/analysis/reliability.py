@@ -20,7 +20,7 @@ from featcal.core.checks import InputError
 from featcal.data import Pack
 from featcal.metrics.bins import Bins
 from featcal.metrics.inputs import Predictions, Values, checked_bins, checked_class, top_label
-from featcal.report.bootstrap import LEVEL, Resamples, checked_resamples, row_blocks
+from featcal.report.bootstrap import LEVEL, Resamples, checked_resamples
 from featcal.report.diagram import DASHES, ENOUGH_ROWS, TEXT, ReliabilityDiagram, all_axes, figure
 
 if TYPE_CHECKING:
@@ -93,13 +93,14 @@ class BandedDiagram(base.Analysis):
         """The diagram of n probabilities and whether each came true, with given resamples."""
         m, (said, so) = checked_bins(bins), claim
         diagram = ReliabilityDiagram(Bins(*bin_sums(said, so, m).cpu()), title, of_class=of_class)
-        index, right, counts = bin_index(said, m).cpu(), so.cpu(), drawn.counts
-        rows = torch.zeros(m, counts.shape[1], dtype=torch.float64)
-        hits = rows.clone()
-        for part in row_blocks(len(counts), counts.shape[1]):
-            times = counts[part].double()
-            rows.index_add_(0, index[part], times)
-            hits.index_add_(0, index[part][right[part]], times[right[part]])
+        index, right = bin_index(said, m).cpu(), so.cpu()
+        cell = index + m * right  # wrong rows of each bin, then right ones
+        table = torch.zeros(len(drawn.counts), 2 * m, dtype=torch.float64)
+        table.view(-1).index_add_(
+            0, drawn.unit * 2 * m + cell, torch.ones(1).double().expand(len(cell))
+        )
+        misses, hits = torch.split(drawn.sums(table)[1:].T, m)
+        rows = misses + hits
         tail = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
         low, high = (hits / rows).nanquantile(tail, dim=1)
         count = torch.bincount(index, minlength=m)

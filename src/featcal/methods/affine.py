@@ -29,7 +29,7 @@ from featcal.core.checks import InputError, check_strength
 from featcal.core.fit import Loss, Problem, StepReport, measure, settle
 from featcal.core.gradient import Descent, minimize
 from featcal.core.progress import calm, track
-from featcal.core.sample import Folds
+from featcal.core.sample import Folds, row_hash
 from featcal.core.scalar import temper
 
 LOG_TINY = math.log(2.2e-16)  # where Dirichlet calibration clips ln p
@@ -38,6 +38,7 @@ FOLDS = 3
 STRENGTHS = tuple(10 ** (1 - step / 2) for step in range(8))  # 10, 3.2, 1, ..., 0.0032
 MIDDLE = 1.0  # the strength where there are too few rows to choose by
 BEYOND = 1.01  # times the lowest loss, where the path ends: small dips and humps lie within it
+ENOUGH = 2**15  # rows that choose a strength; more of them choose the same
 ITERATIONS = 12  # of a fold's descent: held-out losses need fewer digits than fitted values
 SHARPER = 1000.0  # the descent ends at this fraction of its usual tolerance, in nats per row
 BLOCKS = 2**22  # numbers in the curvature blocks of all classes, beyond which diagonals must do
@@ -364,10 +365,18 @@ def choose_strength(
         pull_of: a strength -> the pull (k, d + 1), in nats over all rows.
         label: the work's name to whoever listens to its progress.
     """
-    folds = Folds(task.data, FOLDS)
+    data = task.data
+    if task.rows > ENOUGH:
+        # A strength counts in nats over all rows: so many that are told apart by their content
+        # choose it as well. Folds go by the high digits of a hash, this by its low ones.
+        limit = int(2**16 * ENOUGH / task.rows)
+        low = ((one, row_hash(stored_logits(one).bfloat16()) % 2**16) for one in task.data)
+        data = [batch.rows(digits < limit) for batch, digits in low]
+    folds = Folds(data, FOLDS)
     sizes = folds.sizes()
     if min(sizes) == 0:
         return MIDDLE, {}
+    every = sum(sizes)
     # In memory where they fit: finding the rows of a fold costs as much as a pass.
     held, rest = (
         [Through(part(fold), stored_logits, features=False) for fold in range(FOLDS)]
@@ -377,13 +386,13 @@ def choose_strength(
     for c in track(label, STRENGTHS):
         total, pull = 0.0, pull_of(c)
         for fold, size in enumerate(sizes):
-            rows = task.rows - size
+            rows = every - size
             # A share of the curvature is good enough for a metric.
             part = replace(task, data=rest[fold], rows=rows, bend=task.bend * (rows / task.rows))
             values = at[fold] = descend(part, pull, at[fold], iterations=ITERATIONS).at
             loss = task.loss.after(partial(mapped, values))
             total += size * measure(held[fold], loss)[0]
-        losses[c] = total / task.rows
+        losses[c] = total / every
         if losses[c] > BEYOND * min(losses.values()):
             break
     return min(losses, key=losses.__getitem__), losses

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any, final
 
@@ -14,10 +15,11 @@ from featcal import analysis
 from featcal.analysis.base import Rows, reading
 from featcal.analysis.reliability import claims
 from featcal.analysis.sweep import POINTS, fit_quietly
-from featcal.core.batch import KEEP_BYTES, Data, Head, as_data
+from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, as_data, features_of
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.progress import calm, track
+from featcal.core.sample import row_hash
 from featcal.core.text import NONE
 from featcal.data import Pack
 from featcal.data.pack import MANIFEST, sha256
@@ -200,6 +202,7 @@ class Content:
 
 LARGE = 2**27  # features of all rows: half a gigabyte
 AFFORDED = 2**28  # logits of one sweep, each scored with every recipe: some seconds on one core
+SWEPT = 20_000  # rows of a split that a sweep looks at: its curves are some pixels wide
 FEWEST = 20  # thresholds of a grid; with fewer a curve would have corners
 
 
@@ -266,8 +269,24 @@ class Scene:
 
         The fitted thresholds are among them however few they are.
         """
-        logits = (self.fit_rows + self.test_rows) * self.pack.manifest.classes
+        rows = min(self.fit_rows, SWEPT) + min(self.test_rows, SWEPT)
+        logits = rows * self.pack.manifest.classes
         return min(max(AFFORDED // max(logits, 1), FEWEST), POINTS)
+
+    @cached_property
+    def swept(self) -> tuple[Data, Rows | Data]:
+        """What a sweep looks at: about `SWEPT` rows of each split, chosen by their content."""
+
+        def some(data: Data, rows: int) -> list[Batch]:
+            limit = SWEPT * 2**32 // rows
+            parts = (b.rows(row_hash(features_of(b)) < limit) for b in as_data(data, self.head))
+            return [part for part in parts if len(part)]
+
+        fit, seen = self.fit, self.seen.data
+        return (
+            some(fit, self.fit_rows) if self.fit_rows > SWEPT else fit,
+            some(seen, self.test_rows) if self.test_rows > SWEPT else self.seen,
+        )
 
     @property
     def has_features(self) -> bool:
@@ -429,8 +448,7 @@ def sweep(scene: Scene, recipes: Mapping[str, Clipped]) -> tuple[analysis.ClipSw
     """A sweep under the name of each recipe, all over one grid."""
     tails, thresholds = zip(*recipes.values(), strict=True)
     found = analysis.ClipSweep.several(
-        scene.fit,
-        scene.seen,
+        *scene.swept,
         scene.head,
         thens=tails,
         fitted=thresholds,

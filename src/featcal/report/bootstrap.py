@@ -6,22 +6,31 @@ ranks, smooth ECE); intervals; verdicts.
 
 A sum over a resample is a product of counts and values, so no row is ever copied. Recipes share the
 counts, so that the difference of two replicates is a paired one.
+
+Two things differ from the textbook. Rows that are wrong and were not seen: where all rows are right
+no resample has a wrong one, and an interval would have no width. So stand-ins are drawn with the
+rows: rows of the data whose label is another, as the network itself thinks likely. Very many rows
+are dealt into groups, which are drawn whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from itertools import takewhile
+from operator import add
 from time import perf_counter
 from typing import Any, Literal, final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Data, bin_edges, bin_index
+from featcal.core.batch import Data, Head, bin_edges, bin_index, predicted, raw_logits
 from featcal.core.checks import ArgumentError, InputError, whole_number
 from featcal.core.fit import plain
 from featcal.core.progress import calm, tell
@@ -33,6 +42,11 @@ FEWEST, MOST = 100, 10_000  # fewer leave too little beyond the 2.5 % quantile, 
 MATRIX = 2**20  # numbers of one factor of a product: 8 MiB
 BLOCK = 2**18  # numbers of one block of resamples: the passes over it then find it in the cache
 LARGE = 2**25  # counts beyond which products over all of them pay for threads
+SINGLY = 2**14  # rows up to which each is drawn by itself
+GROUPS = 2**12  # of more rows: what they vary by is known to one part in a hundred
+CELLS = 2**10  # of equal mass, in which the confidences of grouped rows are ranked
+STAND_INS = 128  # for wrong rows that were not seen,
+UNSEEN = 1.25  # and how many rows they weigh: of no wrong row the interval then ends at 4
 
 
 # --- resamples ---
@@ -56,26 +70,110 @@ def checked_seed(seed: int) -> int:
 @final
 @dataclass(frozen=True, eq=False)
 class Resamples:
-    """How often each of n rows is drawn in each of b resamples: (n, b) uint8, columns sum to n.
+    """How often the rows are drawn: first as they are, then in each of b resamples.
 
-    Row i is row i of the data, counted over the ranks in their order.
+    A unit is a row, or one of the groups that very many rows are dealt into.
+
+    Attributes:
+        counts: (u + j, 1 + b) float32, of u units and j stand-ins. The first column has every unit
+            once and all stand-ins together `UNSEEN` times: what the resamples scatter around.
+        unit: (n,) the unit of each row, counted over the ranks in their order.
+        rows: (j,) the rows that the stand-ins repeat, ascending.
+        labels: (j,) their labels.
     """
 
     counts: Tensor
+    unit: Tensor
+    rows: Tensor
+    labels: Tensor
 
     @classmethod
     def draw(cls, rows: int, resamples: int, seed: int = 0) -> Resamples:
-        """The resamples of a seed: they depend on nothing else, and every process draws the same.
+        """The resamples of a seed, without stand-ins: every process draws the same.
 
         >>> Resamples.draw(5, 100).counts.sum(0).unique().tolist()
-        [5]
+        [5.0]
         """
         draw = np.random.default_rng(checked_seed(seed))
-        # A byte is enough: a row drawn 256 times is rarer than one resample in 10^500.
-        counts = np.empty((checked_resamples(resamples), rows), dtype=np.uint8)
-        for counted in counts:
-            counted[:] = np.bincount(draw.integers(0, rows, rows), minlength=rows)
-        return cls(torch.from_numpy(counts.T.copy()))
+        size, unit = rows, torch.arange(rows)
+        if rows > SINGLY:
+            size, unit = GROUPS, torch.from_numpy(draw.permutation(rows) % GROUPS)
+        counts = np.ones((1 + checked_resamples(resamples), size), dtype=np.float32)
+        for counted in counts[1:]:
+            counted[:] = np.bincount(draw.integers(0, size, size), minlength=size)
+        none = torch.zeros(0, dtype=torch.int64)
+        return cls(torch.from_numpy(counts.T.copy()), unit, none, none)
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, data: Data, head: Head | None, rows: int, resamples: int, seed: int) -> Resamples:
+        """The resamples of labelled rows, with stand-ins for wrong ones that were not seen.
+
+        A row is chosen with the chance the network itself gives it of being wrong, to the power
+        1/2, since a network may be surer than it should be by a factor of two in its logits; its
+        label among the other classes as their probabilities are.
+        """
+        plain = cls.draw(rows, resamples, seed)
+        draw = np.random.default_rng([seed, 1])
+        at, place = torch.from_numpy(draw.random(rows)), first_row(data)
+        found = [torch.zeros(0, 2, dtype=torch.float64)]
+        for batch in data:
+            probs = raw_logits(batch, head).double().softmax(1).cpu()
+            probs.scatter_(1, predicted(probs)[:, None], 0).clamp_(min=1e-300)
+            sums = probs.cumsum(1)
+            wanted = at[place : place + len(batch), None] * sums[:, -1:]
+            label = torch.searchsorted(sums, wanted).clamp(max=probs.shape[1] - 1)
+            found.append(torch.cat([sums[:, -1:].sqrt(), label.double()], 1))
+            place += len(batch)
+        chance, label = dist.gather(torch.cat(found)).T
+        share = chance.cumsum(0) / chance.sum()
+        points = (torch.arange(STAND_INS) + float(draw.random())) / STAND_INS
+        chosen = torch.searchsorted(share, points.double()).clamp(max=rows - 1)
+        extra = np.full((STAND_INS, 1 + resamples), UNSEEN / STAND_INS, dtype=np.float32)
+        extra[:, 1:] = draw.poisson(UNSEEN / STAND_INS, (STAND_INS, resamples))
+        counts = torch.cat([plain.counts, torch.from_numpy(extra)])
+        return cls(counts, plain.unit, chosen, label[chosen].long())
+
+    @property
+    def grouped(self) -> bool:
+        """Whether rows are drawn in groups."""
+        return len(self.unit) > SINGLY
+
+    def units(self) -> Tensor:
+        """(n + j,) the unit of each row and of each stand-in."""
+        first = len(self.counts) - len(self.rows)
+        return torch.cat([self.unit, torch.arange(first, len(self.counts))])
+
+    def sums(self, values: Tensor) -> Tensor:
+        """(1 + b, c): the sums over each resample of (u + j, c) values of the units."""
+        total = torch.zeros(self.counts.shape[1], values.shape[1], dtype=torch.float64)
+        for some in row_blocks(*self.counts.shape):
+            total.addmm_(self.counts[some].double().T, values[some])
+        return total
+
+
+@final
+class Sums:
+    """Sums over each resample of values that come row by row.
+
+    Rows of a group are added up before they are drawn; single rows are drawn as they come.
+    """
+
+    def __init__(self, drawn: Resamples, width: int) -> None:
+        self.drawn = drawn
+        size = drawn.counts.shape[0 if drawn.grouped else 1]
+        self.total = torch.zeros(size, width, dtype=torch.float64)
+
+    def add(self, unit: Tensor, values: Tensor) -> None:
+        """Adds the (r, width) values of rows or stand-ins of these units (r,)."""
+        if self.drawn.grouped:
+            self.total.index_add_(0, unit, values)
+        else:
+            self.total.addmm_(self.drawn.counts[unit].double().T, values)
+
+    def result(self) -> Tensor:
+        """(1 + b, width), once all rows are in."""
+        return self.drawn.sums(self.total) if self.drawn.grouped else self.total
 
 
 def row_blocks(rows: int, width: int) -> Iterator[slice]:
@@ -100,89 +198,142 @@ def first_row(data: Data) -> int:
 class Bootstrap:
     """The replicates of every metric of one recipe, from its rows as they are scored.
 
-    Kept of each row are its loss and squared error, and what the class-wise error needs. A row
-    holds fewer than m probabilities above 1 / m. They are kept, one by one, each with its cell
-    (class and bin); all the others lie in the first bin of their class, and there the sums over all
-    resamples are one product of the n x k gaps with the counts: the gaps are not kept.
+    A row holds fewer than m probabilities above 1 / m. For the class-wise error they are kept, one
+    by one, each with its cell (class and bin); all the others lie in the first bin of their class,
+    and there the sums over all resamples are one product of the n x k gaps with the counts: the
+    gaps are not kept.
 
     Attributes:
-        counts: (n, b) how often each row is drawn in each resample.
+        drawn: the resamples.
         row: the row that comes next, counted over all ranks.
         bins: m.
         seconds: spent so far, which is no part of what a recipe costs.
     """
 
-    def __init__(self, resamples: Resamples, first_row: int, bins: int) -> None:
-        self.counts, self.row, self.bins, self.seconds = resamples.counts, first_row, bins, 0.0
-        self._losses: list[Tensor] = []  # (rows, 2)
-        self._first: Tensor | None = None  # (k, b) summed gaps of the first bin of each class
-        # (e, 3) row, cell and gap of each larger probability; a rank may have no rows at all
+    def __init__(self, drawn: Resamples, first_row: int, bins: int) -> None:
+        self.drawn, self.row, self.bins, self.seconds = drawn, first_row, bins, 0.0
+        self._means = Sums(drawn, 3)  # loss, squared error, 1
+        self._first: Sums | None = None  # the gaps of the first bin of each class
+        # (e, 3) unit, cell and gap of each larger probability; a rank may have no rows at all
         self._others = [torch.zeros(0, 3, dtype=torch.float64)]
+        self._unseen: list[Ordered] = []
+        self._spread = torch.zeros(0, dtype=torch.float64)  # (k m,) summed p (1 - p) of each cell
 
-    def add(self, seen: Predictions) -> None:
-        """Takes the next rows."""
+    def add(self, logits: Tensor, seen: Predictions) -> None:
+        """Takes the next rows, given as logits and as what these predict."""
         started = perf_counter()
-        true = seen.probs.gather(1, seen.labels[:, None])[:, 0].double()
-        squares = seen.probs.square().sum(1, dtype=torch.float64)
-        losses = torch.stack([-seen.log_true.double(), squares + (1 - 2 * true)], 1)
-        self._losses.append(losses.cpu())
         if self._first is None:
-            shape = seen.probs.shape[1], self.counts.shape[1]
-            self._first = torch.zeros(shape, dtype=torch.float64)
-        for rows in row_blocks(len(seen), max(self._first.shape)):
-            probs, labels = seen.probs[rows].cpu(), seen.labels[rows].cpu()
-            gaps = probs.to(torch.float64, copy=True)
-            gaps[torch.arange(len(labels)), labels] -= 1
-            above = probs > bin_edges(self.bins, probs.dtype)[1]
-            row, column = above.nonzero(as_tuple=True)
-            cell = column * self.bins + bin_index(probs[row, column], self.bins)
-            entries = [(self.row + row).double(), cell.double(), gaps[row, column]]
-            self._others.append(torch.stack(entries, 1))
-            drawn = self.counts[self.row : self.row + len(labels)]
-            self._first.addmm_(gaps.masked_fill_(above, 0).T, drawn.double())
-            self.row += len(labels)
+            self._first = Sums(self.drawn, logits.shape[1])
+            self._spread = torch.zeros(logits.shape[1] * self.bins, dtype=torch.float64)
+        first, end = self.row, self.row + len(seen)
+        here = ((self.drawn.rows >= first) & (self.drawn.rows < end)).nonzero()[:, 0]
+        again, labels = self.drawn.rows[here] - first, self.drawn.labels[here]
+        unseen = Predictions.of(logits=logits[again], labels=labels.to(logits.device))
+        # Rows that are drawn singly meet their counts here, those of groups do not.
+        width = max(logits.shape[1], 0 if self.drawn.grouped else self.drawn.counts.shape[1])
+        with calm(0):
+            for some in row_blocks(len(seen), width):
+                self._spread += self._take(seen, some, self.drawn.unit[first:end][some])
+            self._take(unseen, slice(None), len(self.drawn.counts) - len(self.drawn.rows) + here)
+        self._unseen.append(Ordered.of_predictions(unseen))
+        self.row = end
         self.seconds += perf_counter() - started
 
+    def _take(self, seen: Predictions, some: slice, unit: Tensor) -> Tensor:
+        """Adds some of the rows, those of these units; their summed p (1 - p) by cell."""
+        probs, labels = seen.probs[some].cpu(), seen.labels[some].cpu()
+        gaps = probs.to(torch.float64, copy=True)
+        at = torch.arange(len(labels)), labels
+        brier = probs.square().sum(1, dtype=torch.float64) + (1 - 2 * gaps[at])
+        loss = -seen.log_true[some].double().cpu()
+        self._means.add(unit, torch.stack([loss, brier, torch.ones_like(loss)], 1))
+        gaps[at] -= 1
+        above = probs > bin_edges(self.bins, probs.dtype)[1]
+        row, column = above.nonzero(as_tuple=True)
+        cell = column * self.bins + bin_index(probs[row, column], self.bins)
+        self._others.append(torch.stack([unit[row].double(), cell.double(), gaps[row, column]], 1))
+        assert self._first is not None
+        self._first.add(unit, gaps.masked_fill_(above, 0))
+        large, rest = probs[row, column].double(), probs.masked_fill(above, 0).double()
+        spread = torch.zeros_like(self._spread)
+        spread[:: self.bins] = (rest - rest.square()).sum(0)
+        return spread.index_add_(0, cell, large - large.square())
+
+    def chance(self, ordered: Ordered, metrics: Mapping[str, float]) -> dict[str, Chance]:
+        """Name -> what chance alone does to a binned error.
+
+        Where every probability is right, the gap of a bin has the variance v, the sum of p (1 - p),
+        and the mean size of a Poisson number's deviation from its mean, which bins of a few rare
+        events need and which is (2 v / pi)^(1/2) where v is large. Errors by class move together: a
+        row that one class misses another one has.
+
+        Args:
+            ordered: as in `replicates`.
+            metrics: the values on the data.
+        """
+        sure = ordered.confidence.sort().values
+        spread = sure.double() - sure.double().square()
+        at = {
+            "ece": bin_index(sure, self.bins),
+            "adaptive_ece": torch.arange(len(sure)) * self.bins // len(sure),
+        }
+        variances = {
+            name: torch.zeros(self.bins, dtype=torch.float64).index_add_(0, index, spread)
+            for name, index in at.items()
+        }
+        variances["classwise_ece"] = dist.total(self._spread)
+        found = {}
+        for name, value in variances.items():
+            classes = len(value) // self.bins
+            v, n = value.clamp(min=1e-300), len(sure) * classes
+            size = 2 * ((v.floor() + 1) * v.log() - v - torch.lgamma(v.floor() + 1)).exp()
+            noise, error = float(size.sum()) / n, float((v - size.square()).clamp(min=0).sum())
+            error, bias = math.sqrt(error * min(classes, 2)) / n, noise
+            if classes == 1:  # the gaps of a few large bins are all alike, or next to it
+                bias = metrics[name] - math.sqrt(max(metrics[name] ** 2 - noise**2, 0))
+            found[name] = noise + NORMAL * error, bias
+        return found
+
     def replicates(self, ordered: Ordered, smooth_ece: float) -> dict[str, Tensor]:
-        """Name -> (b,) float64, the metric on each resample; the same on every rank.
+        """Name -> (1 + b,) float64, the metric as `Resamples` draws; the same on every rank.
 
         Args:
             ordered: confidence and correctness of the rows of all ranks, in their order.
             smooth_ece: of these rows, from where the search for those of the resamples starts.
         """
         started = perf_counter()
-        losses = dist.gather(torch.cat(self._losses))
-        with calm(self.counts.numel(), LARGE):
-            means = torch.zeros(2, self.counts.shape[1], dtype=torch.float64)
-            for rows in row_blocks(*self.counts.shape):
-                means.addmm_(losses.T[:, rows], self.counts[rows].double())
-            nll, brier = means / len(losses)
+        every = ordered + reduce(add, self._unseen).reduced()
+        with calm(self.drawn.counts.numel(), LARGE):
+            self._means.total = dist.total(self._means.total)
+            nll, brier, rows = self._means.result().T
             found = {
-                "nll": nll,
-                "brier": brier,
-                "classwise_ece": self._classwise(len(losses)),
-                "smooth_ece": smooth_replicates(ordered, self.counts, smooth_ece),
-                **ranked_replicates(ordered, self.counts, self.bins),
+                "nll": nll / rows,
+                "brier": brier / rows,
+                "classwise_ece": self._classwise() / rows,
+                "smooth_ece": smooth_replicates(every, self.drawn, rows, smooth_ece),
+                **ranked_replicates(every, self.drawn, self.bins),
             }
         self.seconds += perf_counter() - started
         return found
 
-    def _classwise(self, rows: int) -> Tensor:
-        """The class-wise error on each resample, (b,), once all ranks have seen their rows."""
+    def _classwise(self) -> Tensor:
+        """The class-wise error on each resample times its rows, once all ranks have seen theirs."""
         assert self._first is not None
-        first = dist.total(self._first)
-        total = first.abs().sum(0)
+        self._first.total = dist.total(self._first.total)
+        first = self._first.result()
+        total = first.abs().sum(1)
         entries = dist.gather(torch.cat(self._others))
         entries = entries[entries[:, 1].argsort()]
         owner = torch.div(entries[:, 1], self.bins, rounding_mode="floor")
         sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
         with calm(0):
             for of_class in torch.split(entries, sizes):
-                row, cell, gap = of_class.unbind(1)
-                gaps = torch.zeros(self.bins, len(row), dtype=torch.float64)
-                gaps[cell.long() % self.bins, torch.arange(len(row))] = gap
-                total += (gaps @ self.counts[row.long()].double()).abs().sum(0)
-        return total / (rows * len(first))
+                unit, place = torch.unique(of_class[:, 0].long(), return_inverse=True)
+                gaps = torch.zeros(self.bins, len(unit), dtype=torch.float64)
+                at = of_class[:, 1].long() % self.bins, place
+                gaps.index_put_(at, of_class[:, 2], accumulate=True)
+                total += (gaps @ self.drawn.counts[unit].double()).abs().sum(0)
+        return total / first.shape[1]
 
 
 RANKED = (
@@ -191,114 +342,145 @@ RANKED = (
 )
 
 
-def ranked_replicates(ordered: Ordered, counts: Tensor, bins: int) -> dict[str, Tensor]:
-    """Name -> (b,) values on the resamples, for each metric of confidence and correctness alone.
+def ranked_replicates(ordered: Ordered, drawn: Resamples, bins: int) -> dict[str, Tensor]:
+    """Name -> (1 + b,) values, for each metric of confidence and correctness alone.
 
     Args:
-        ordered: n rows.
-        counts: (n, b) how often each row is drawn in each resample.
+        ordered: n rows and the stand-ins.
+        drawn: the resamples.
         bins: of the equal-width and of the equal-mass metrics.
     """
-    ranks = _Ranks(ordered, bins)
-    drawn = counts[ranks.order].T.contiguous()  # (b, n)
+    ranks = _Ranks(ordered, bins, pool=drawn.grouped)
+    width = drawn.counts.shape[1]
     # Made before the loop: small results that outlive a block would leave holes in the memory.
-    found = torch.empty(len(RANKED), len(drawn), dtype=torch.float64)
-    step = max(1, BLOCK // len(ordered))
+    found = torch.empty(len(RANKED), width, dtype=torch.float64)
+    step = max(1, BLOCK // len(ranks.cells if drawn.grouped else ranks.order))
     with calm(0):
-        for start in range(0, len(drawn), step):
-            tell("resampling", start, len(drawn))
-            part = torch.stack(ranks.metrics(drawn[start : start + step]))
-            found[:, start : start + step] = part
-    tell("resampling", len(drawn), len(drawn))
+        steps = ranks.pooled(drawn) if drawn.grouped else drawn.counts[ranks.order].T.contiguous()
+        for start in range(0, width, step):
+            tell("resampling", start, width)
+            sums = ranks.sums(steps[start : start + step])
+            found[:, start : start + step] = torch.stack(ranks.metrics(*sums))
+    tell("resampling", width, width)
+    if drawn.grouped:  # the cells blur a value a little, and all of them alike
+        single = _Ranks(ordered, bins, pool=False)
+        sums = single.sums(drawn.counts[drawn.units()[single.order], :1].T)
+        found += torch.stack(single.metrics(*sums)) - found[:, :1]
     return dict(zip(RANKED, found, strict=True))
 
 
 @final
 class _Ranks:
-    """The n rows in ascending order of confidence, in u runs of equal ones.
+    """The rows in ascending order of confidence, in cells of equal ones.
 
     A row drawn c times is a run of c equal confidences, and so is every tie of the data. Inside a
-    run the cumulative confidence and the expected cumulative correctness grow linearly with the
+    cell the cumulative confidence and the expected cumulative correctness grow linearly with the
     rank (see `metrics/ordered.py`), so their values at any rank follow from those at the ends of
-    the runs: everything is a function of three cumulative sums, of the rows up to the end of each
-    run, their confidences and their correctness.
+    the cells: everything is a function of three cumulative sums, of the rows up to the end of each
+    cell, their confidences and their correctness. With many rows, neighbours share a cell.
     """
 
-    def __init__(self, ordered: Ordered, bins: int) -> None:
-        self.n, self.order = len(ordered), ordered.confidence.argsort()
-        values, run, size = ordered.runs()
+    def __init__(self, ordered: Ordered, bins: int, *, pool: bool) -> None:
+        self.order, self.m = ordered.confidence.argsort(), bins
+        values, self.cell, size = ordered.runs()
+        if pool and len(values) > CELLS:
+            # Cells of equal mass, cut at the edges of the bins as well.
+            mass = torch.div((size.cumsum(0) - 1) * CELLS, len(ordered), rounding_mode="floor")
+            mixed = mass * bins + bin_index(values, bins)
+            place = torch.unique_consecutive(mixed, return_inverse=True)[1]
+            self.cell, last = place[self.cell], torch.bincount(place).cumsum(0) - 1
+            values, size = values[last], torch.bincount(self.cell)
+        self.cells = values
         rows = torch.stack([ordered.confidence.double(), ordered.correct.double()])
-        self.values = rows[:, self.order]
-        # (u + 1,) rows up to the end of each run, 0 first; None when every run is one row
+        self.rows, self.values = rows, rows[:, self.order]
+        # (c + 1,) rows up to the end of each cell, 0 first; None when every cell is one row
         self.ends = None
-        if len(values) < self.n:
+        if len(values) < len(ordered):
             self.ends = torch.cat([size.new_zeros(1), size.cumsum(0)])
-        # (m,) runs up to the end of each equal-width bin, rows up to the end of each rank group
+        # (m,) cells up to the end of each equal-width bin
         self.bins = torch.searchsorted(bin_index(values, bins), torch.arange(bins), right=True)
-        small, larger = divmod(self.n, bins)
-        self.groups = (small + (torch.arange(bins) < larger).double()).cumsum(0)
-        # Runs with a wrong row; the others add nothing to AUROC and AURC.
-        self.mixed = torch.unique(run[~ordered.correct])
-        # (n + 1,) the sums over j = 1..k of 1/j + ... + 1/n, for k = 0..n: an error at place j
-        # counts in the error rate of the k >= j most confident, 1/k in each.
-        inverse = 1 / torch.arange(1, self.n + 1, dtype=torch.float64)
-        tails = inverse.flip(0).cumsum(0).flip(0)
-        self.harmonic = torch.cat([tails.new_zeros(1), tails.cumsum(0)])
+        # Cells with a wrong row; the others add nothing to AUROC and AURC.
+        self.mixed = torch.unique(self.cell[~ordered.correct])
 
-    def metrics(self, counts: Tensor) -> list[Tensor]:
-        """The metrics of RANKED, (b,) each, of some resamples; (b, n) counts of the sorted rows."""
-        rows = torch.zeros(len(counts), counts.shape[1] + 1, dtype=torch.float64)
-        rows[:, 1:] = counts
+    def pooled(self, drawn: Resamples) -> Tensor:
+        """(1 + b, 3, c): rows, confidences and correctness in each cell of each resample."""
+        size, unit = len(self.cells), drawn.units()
+        parts = []
+        for values in (torch.ones_like(self.rows[0]), *self.rows):
+            table = torch.zeros(len(drawn.counts), size, dtype=torch.float64)
+            table.view(-1).index_add_(0, unit * size + self.cell, values)
+            parts.append(drawn.sums(table))
+        return torch.stack(parts, 1)
+
+    def sums(self, steps: Tensor) -> list[Tensor]:
+        """The three cumulative sums, (b, c + 1) each, of resamples told by cell or by row."""
+        if steps.ndim == 3:
+            return [F.pad(part, (1, 0)).cumsum(1) for part in steps.unbind(1)]
+        rows = torch.zeros(len(steps), steps.shape[1] + 1, dtype=torch.float64)
+        rows[:, 1:] = steps
         sums = [rows.cumsum(1)]
         for values in self.values:
             sums.append(torch.zeros_like(rows))
             torch.mul(rows[:, 1:], values, out=sums[-1][:, 1:])
             sums[-1].cumsum_(1)
-        if self.ends is not None:
-            sums = [_columns(part, self.ends) for part in sums]
-        confidence, accuracy = sums[1][:, -1] / self.n, sums[2][:, -1] / self.n
+        return sums if self.ends is None else [_columns(part, self.ends) for part in sums]
+
+    def metrics(self, count: Tensor, sure: Tensor, right: Tensor) -> list[Tensor]:
+        """The metrics of RANKED, (b,) each, from the three sums."""
+        n = count[:, -1]
+        confidence, accuracy = sure[:, -1] / n, right[:, -1] / n
         # Bins of equal width; an empty one has no gap, and its total is 0.
-        size, said, right = (_steps(part[:, self.bins]) for part in sums)
-        total = said - right
-        gap = total / size.clamp(min=1)
-        ece, mce = total.abs().sum(1) / self.n, gap.abs().amax(1)
-        rms_ce = ((size * gap.square()).sum(1) / self.n).sqrt()
+        size, said, hits = (_steps(part[:, self.bins]) for part in (count, sure, right))
+        total = said - hits
+        gap = total / torch.where(size > 0, size, 1)
+        ece, mce = total.abs().sum(1) / n, gap.abs().amax(1)
+        rms_ce = ((size * gap.square()).sum(1) / n).sqrt()
         means = (accuracy, confidence, confidence - accuracy)
-        return [*means, ece, mce, rms_ce, *self._equal_mass(*sums), *self._selective(*sums)]
+        equal_mass = self._equal_mass(count, sure, right)
+        return [*means, ece, mce, rms_ce, *equal_mass, *self._selective(count, right)]
 
     def _equal_mass(self, count: Tensor, *sums: Tensor) -> tuple[Tensor, Tensor]:
         """Adaptive ECE and debiased error."""
         # Summed confidence and expected correctness up to the end of each group: (b, m) each.
-        wanted = self.groups.expand(len(count), -1).contiguous()
-        end = torch.searchsorted(count, wanted).clamp(min=1)  # rank 0 lies before every run
-        start = end - 1
+        n, place = count[:, -1:], torch.arange(1.0, self.m + 1)
+        small = torch.div(n, self.m, rounding_mode="floor")
+        wanted = place * small + place.minimum(n - self.m * small)
+        end = torch.searchsorted(count, wanted).clamp(1, count.shape[1] - 1)
+        start = end - 1  # rank 0 lies before every cell
         before = count.gather(1, start)
-        share = (wanted - before) / (count.gather(1, end) - before).clamp(min=1)
+        width = count.gather(1, end) - before
+        share = (wanted - before) / torch.where(width > 0, width, 1)
         confidence, right = (
             _steps(torch.lerp(part.gather(1, start), part.gather(1, end), share)) for part in sums
         )
-        total = (confidence - right).abs().sum(1) / self.n
-        size = _steps(self.groups)
-        some = size >= 2  # the variance of a smaller group is unknown
-        size, confidence, right = size[some], confidence[:, some], right[:, some]
-        accuracy = right / size
-        bias = accuracy * (1 - accuracy) / (size - 1)
-        square = (size * ((confidence / size - accuracy).square() - bias)).sum(1) / self.n
+        total = (confidence - right).abs().sum(1) / n[:, 0]
+        size = _steps(wanted)
+        accuracy = right / size.clamp(min=1)
+        bias = accuracy * (1 - accuracy) / (size - 1).clamp(min=1)
+        square = size * ((confidence / size.clamp(min=1) - accuracy).square() - bias)
+        # The variance of a smaller group is unknown.
+        square = torch.where(size >= 2, square, 0.0).sum(1) / n[:, 0]
         return total, square.clamp(min=0).sqrt()
 
-    def _selective(self, count: Tensor, _: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def _selective(self, count: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """AUROC and AURC."""
         before, after = _columns(count, self.mixed), _columns(count, self.mixed + 1)
         right_before, right_after = _columns(right, self.mixed), _columns(right, self.mixed + 1)
-        size, all_right = after - before, right[:, -1]
+        size, n, all_right = after - before, count[:, -1:], right[:, -1]
         wrong = size - (right_after - right_before)
-        # A right row beats every wrong one before its run and, by half, those of its own.
+        # A right row beats every wrong one before its cell and, by half, those of its own.
         beaten_by = all_right[:, None] - (right_before + right_after) / 2
-        pairs = all_right * (self.n - all_right)
+        pairs = all_right * (n[:, 0] - all_right)
         auroc = torch.where(pairs > 0, (wrong * beaten_by).sum(1) / pairs, math.nan)
-        # The most confident rows come first here and last among the sorted ones.
-        areas = [self.harmonic.take((self.n - c).long()) for c in (before, after)]
-        return auroc, (wrong / size.clamp(min=1) * (areas[0] - areas[1])).sum(1) / self.n
+        # The most confident rows come first here and last among the sorted ones. An error at place
+        # j counts in the error rate of the k >= j most confident, 1/k in each: the sum over j = 1,
+        # ..., i of 1/j + ... + 1/n is i (1 + H_n - H_i), with the harmonic numbers H.
+        areas = [
+            i * (1 + torch.special.digamma(n + 1) - torch.special.digamma(i + 1))
+            for i in (n - before, n - after)
+        ]
+        share = wrong / torch.where(size > 0, size, 1)
+        return auroc, (share * (areas[0] - areas[1])).sum(1) / n[:, 0]
 
 
 def _columns(values: Tensor, index: Tensor) -> Tensor:
@@ -316,14 +498,16 @@ SECANTS = 12  # most resamples need five
 BISECTIONS = 40  # for the few that are left
 
 
-def smooth_replicates(ordered: Ordered, counts: Tensor, smooth_ece: float) -> Tensor:
-    """The smooth ECE of each of the b resamples of (n, b) counts, (b,) float64.
+def smooth_replicates(
+    ordered: Ordered, drawn: Resamples, rows: Tensor, smooth_ece: float
+) -> Tensor:
+    """The smooth ECE of each resample, with so many rows (1 + b,) in it: (1 + b,) float64.
 
     The width s solves smECE_s = s, whose left side never rises with s: a secant inside a bracket,
     started at `smooth_ece`, that of the rows themselves, for all resamples side by side.
     """
     start = max(smooth_ece, SMALLEST_WIDTH)
-    series = _Series(ordered, counts, start)
+    series = _Series(ordered, drawn, rows, start)
     # |r_s| integrates to no less than the absolute value of the integral of r_s, which has no s.
     low = series.coefficients[0].abs().clamp(SMALLEST_WIDTH, 1)
     at, high = low.clamp(min=start), torch.ones_like(low)
@@ -358,11 +542,11 @@ class _Series:
     resamples are the counts times a table of cosines.
     """
 
-    def __init__(self, ordered: Ordered, counts: Tensor, width: float) -> None:
+    def __init__(self, ordered: Ordered, drawn: Resamples, rows: Tensor, width: float) -> None:
         confidence = ordered.confidence.double()
-        self.counts, self.angle = counts, confidence * math.pi
-        self.weights = (confidence - ordered.correct.double()) / len(ordered)
-        self.coefficients = torch.zeros(0, counts.shape[1], dtype=torch.float64)
+        self.drawn, self.rows, self.unit = drawn, rows, drawn.units()
+        self.angle, self.gaps = confidence * math.pi, confidence - ordered.correct.double()
+        self.coefficients = torch.zeros(0, len(rows), dtype=torch.float64)
         self._extend(0.8 * width)  # most resamples are a little less smooth than the data
 
     def smoothed(self, width: Tensor, which: Tensor) -> Tensor:
@@ -379,12 +563,13 @@ class _Series:
         """Computes a_k = (2/n) sum_i (f_i - y_i) cos(pi k f_i) as far as a width needs them."""
         terms = series_terms(width)
         if terms > len(self.coefficients):
-            k = torch.arange(len(self.coefficients), terms, dtype=torch.float64)[:, None]
-            more = torch.zeros(len(k), self.counts.shape[1], dtype=torch.float64)
-            for rows in row_blocks(len(self.angle), max(more.shape)):
-                table = (k * self.angle[rows]).cos_().mul_(self.weights[rows])
-                more.addmm_(table, self.counts[rows].double())
-            self.coefficients = torch.cat([self.coefficients, more * (1 + (k > 0).double())])
+            k = torch.arange(len(self.coefficients), terms, dtype=torch.float64)
+            more = Sums(self.drawn, len(k))
+            for some in row_blocks(len(self.angle), max(len(k), len(self.rows))):
+                table = (self.angle[some, None] * k).cos_().mul_(self.gaps[some, None])
+                more.add(self.unit[some], table)
+            found = (more.result() / self.rows[:, None]).T * (1 + (k > 0).double())[:, None]
+            self.coefficients = torch.cat([self.coefficients, found])
         return terms
 
 
@@ -395,8 +580,10 @@ class _Series:
 # kind of interval was chosen.
 
 LEVEL = 0.95
-# A smaller difference is no finding: the same logits by another route differ by as much.
-ROUNDING = 1e-7
+NORMAL = 1.959964  # standard errors on either side of a normal mean
+ROUNDING = 1e-7  # the same logits by another route differ by as much
+FEW_WRONG = 10  # rows: with fewer, stand-ins are more than a tenth of what is known of errors
+FLOOR = 1e-4  # a smaller difference is no finding: tables show 0.01 points, and 0.0001
 
 Verdict = Literal["better", "worse", "undecided"]
 
@@ -415,12 +602,17 @@ class Interval:
 
 
 UNKNOWN = Interval(math.nan, math.nan)
+# What an honest model's error may be by chance, and by how much chance has raised this one.
+Chance = tuple[float, float]
 
 
-def interval(estimate: float, replicates: Tensor, power: float = 0.5) -> Interval:
-    """The interval of an estimate from its replicates (b,); it always holds the estimate.
+def interval(
+    estimate: float, replicates: Tensor, power: float = 0.5, chance: Chance = (0.0, 0.0)
+) -> Interval:
+    """The interval of an estimate from its replicates (1 + b,); it always holds the estimate.
 
-    The replicates' 95 % range is shifted by their own bias onto the estimate, and lengthened on the
+    The replicates scatter around their first, the value with stand-ins for rows that were not seen.
+    Their 95 % range is shifted by their own bias onto it, and lengthened on the
     side of the truth by the bias of the estimate itself. That is the larger one: where all gaps are
     noise, a replicate has the noise of the data and as much of its own, so a metric that grows as
     noise variance to the power p is 2^p times as large on it, and the bias of the estimate, which
@@ -428,30 +620,35 @@ def interval(estimate: float, replicates: Tensor, power: float = 0.5) -> Interva
 
     Args:
         estimate: the value on the data.
-        replicates: the values on the resamples, NaN where undefined.
+        replicates: the centre, then the values on the resamples, NaN where undefined.
         power: p; 1/2 for binned errors, 1/3 for the smooth one.
+        chance: of a binned error that is known for what it would be by chance: up to where it may
+            be nothing else, and by how much it is raised at least.
 
-    >>> interval(1.0, torch.tensor([0.5, 1.0, 1.5]))
+    >>> interval(1.0, torch.tensor([1.0, 0.5, 1.0, 1.5]))
     Interval(low=0.525, high=1.475)
     """
-    known = replicates[torch.isfinite(replicates)].double()
+    centre, drawn = float(replicates[0]), replicates[1:]
+    known = drawn[torch.isfinite(drawn)].double()
     # Where a metric is undefined on many resamples, the others are no fair sample of them.
-    if math.isnan(estimate) or len(known) == 0 or len(known) < LEVEL * len(replicates):
+    if math.isnan(estimate + centre) or len(known) == 0 or len(known) < LEVEL * len(drawn):
         return UNKNOWN
     tail = (1 - LEVEL) / 2
     low, high = known.quantile(known.new_tensor([tail, 1 - tail])).tolist()
     mean = float(known.mean())
-    bias = (mean - estimate) / (2**power - 1)
-    return Interval(
-        estimate - max(mean - low, 0) - max(bias, 0),
-        estimate + max(high - mean, 0) - min(bias, 0),
-    )
+    bias = (mean - centre) / (2**power - 1)
+    most, known_bias = chance
+    low = 0 if estimate < most else centre - max(mean - low, 0) - max(bias, known_bias, 0)
+    high = centre + max(high - mean, 0) - min(bias, 0)
+    return Interval(min(low, estimate), max(high, estimate))
 
 
-def metric_interval(name: str, estimate: float, replicates: Tensor) -> Interval:
+def metric_interval(
+    name: str, estimate: float, replicates: Tensor, chance: Chance = (0.0, 0.0)
+) -> Interval:
     """The interval of a metric, cut where the metric cannot lie."""
     column = COLUMNS[name]
-    found = interval(estimate, replicates, column.power)
+    found = interval(estimate, replicates, column.power, chance)
     if math.isnan(found.low):
         return found
     return Interval(max(found.low, column.low), min(found.high, column.high))
@@ -466,8 +663,8 @@ class Difference:
         baseline: the recipe compared with.
         delta: the row's value minus the baseline's.
         interval: of delta, from the same resamples of both.
-        verdict: "better" or "worse" where the interval excludes 0, else "undecided"; None for a
-            metric of which neither more nor less is better, or without resamples.
+        verdict: "better" or "worse" as `marks` finds it among all rows, else "undecided"; None
+            for a metric of which neither more nor less is better, or without resamples.
     """
 
     baseline: str
@@ -485,15 +682,38 @@ class Difference:
         }
 
 
-def verdict(name: str, found: Interval) -> Verdict | None:
-    """What the interval of a difference says of a metric.
+def marks(name: str, found: Sequence[tuple[float, Interval]]) -> list[Verdict | None]:
+    """What the differences of several rows from their baselines say of a metric, taken together.
 
-    >>> verdict("ece", Interval(-0.02, -0.01)), verdict("accuracy", Interval(-0.02, -0.01))
-    ('better', 'worse')
+    An interval that ends at 0 stands for a chance of 5 %, one of twice the distance for that of a
+    normal difference of twice as many standard errors. Of m differences the clearest must be told
+    at a level of 5 % / m, the next at 5 % / (m - 1), and so on (Holm, 1979): the chance that any
+    mark of a column is wrong is then 5 %. A difference below the digits shown is none, and nor
+    is one without a width, as that of a recipe that changes nothing.
+
+    Args:
+        name: the metric.
+        found: each difference and its interval.
+
+    >>> marks("ece", [(-0.02, Interval(-0.03, -0.01)), (-0.02, Interval(-0.0395, -0.0005))])
+    ['better', 'undecided']
     """
-    better = COLUMNS[name].better
-    if better == 0 or math.isnan(found.low):
-        return None
-    if found.low <= ROUNDING and found.high >= -ROUNDING:
-        return "undecided"
-    return "better" if better * found.low > 0 else "worse"
+    lengths = [abs(delta - (around.low if delta > 0 else around.high)) for delta, around in found]
+    chances = [  # of a difference as clear as this, were there none
+        math.erfc(NORMAL / math.sqrt(2) * abs(delta) / length) if length > 0 else math.nan
+        for (delta, _), length in zip(found, lengths, strict=True)
+    ]
+    known = sorted(chance for chance in chances if not math.isnan(chance))
+    limits = [(1 - LEVEL) / (len(known) - place) for place in range(len(known))]
+    clear = takewhile(lambda pair: pair[0] <= pair[1], zip(known, limits, strict=True))
+    most = max((chance for chance, _ in clear), default=-1.0)
+    answers: list[Verdict | None] = []
+    for (delta, around), chance in zip(found, chances, strict=True):
+        merit = COLUMNS[name].better * delta
+        if COLUMNS[name].better == 0 or math.isnan(around.low):
+            answers.append(None)
+        elif chance <= most and abs(delta) >= FLOOR:
+            answers.append("better" if merit > 0 else "worse")
+        else:
+            answers.append("undecided")
+    return answers

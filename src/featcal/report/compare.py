@@ -27,16 +27,20 @@ from featcal.heads.head import as_head
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import (
+    FLOOR,
+    GROUPS,
     LEVEL,
     UNKNOWN,
+    UNSEEN,
     Bootstrap,
     Difference,
+    Interval,
     Resamples,
     checked_resamples,
     checked_seed,
     first_row,
     interval,
-    verdict,
+    marks,
 )
 from featcal.report.scores import Scores, calibrated_logits, check_usable, score
 from featcal.report.tables import markdown
@@ -107,6 +111,7 @@ def compare(
     scored = as_data(fit_data if test_data is None else test_data, head)
     with evaluating(head):
         facts = survey(scored, head)
+        drawn = Resamples.of(scored, head, facts.rows, resamples, seed) if resamples else None
     first = first_row(scored)
     dealt = None
     if folds is not None:
@@ -120,7 +125,6 @@ def compare(
         check_usable(calibrator, facts, head)
         if calibrator is not None and calibrator.needs_train and train is None:
             raise InputError(f"{calibrator!r} measures distance to training rows: pass train=")
-    drawn = Resamples.draw(facts.rows, resamples, seed) if resamples else None
     sets = [fit_data] if dealt is None else [dealt.without(fold) for fold in range(dealt.count)]
     fits = [Fits(data, head, mode, calibrators, train) for data in sets]
     rows = []
@@ -142,6 +146,8 @@ def compare(
     settings = {
         **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
         **{"level": LEVEL, "baseline": None if base is None else names[base]},
+        "marks": {"correction": "holm", "floor": FLOOR},
+        "drawn": {"groups": GROUPS if drawn and drawn.grouped else None, "unseen": UNSEEN},
         "versions": versions(),
     }
     against = tuple(None if index == base else base for index in range(len(rows)))
@@ -202,6 +208,7 @@ class Row:
             "n": self.scores.n,
             "metrics": self.scores.as_json()["metrics"],
             "intervals": intervals or None,
+            **({"few_wrong": True} if intervals and self.scores.few_wrong else {}),
             "fit": fits[0] if fits and not self.folds else None,
             **({"fits": fits} if self.folds else {}),
             "seconds": self.seconds,
@@ -241,21 +248,33 @@ class Comparison(Sequence[Row]):
     def __repr__(self) -> str:
         return markdown(self)
 
-    def difference(self, index: int, metric: str) -> Difference | None:
-        """Row `index` against its baseline by one metric; None when it has none.
+    def differences(self, metric: str) -> list[Difference | None]:
+        """Every row against its baseline by one metric; None where it has none.
 
-        Both were resampled with the same rows, so the interval is that of paired differences.
+        Both were resampled with the same rows, so the interval is that of paired differences; what
+        counts as one is decided of all rows together.
         """
-        other = self.against[index]
-        if other is None:
-            return None
-        mine, base = self.rows[index].scores, self.rows[other].scores
-        delta = mine.metrics[metric] - base.metrics[metric]
-        found = UNKNOWN
-        if metric in mine.replicates and metric in base.replicates:
-            pairs = mine.replicates[metric] - base.replicates[metric]
-            found = interval(delta, pairs, COLUMNS[metric].power)
-        return Difference(self.rows[other].recipe, delta, found, verdict(metric, found))
+        compared: list[tuple[int, str]] = []
+        found: list[tuple[float, Interval]] = []
+        for index, (row, other) in enumerate(zip(self.rows, self.against, strict=True)):
+            if other is None:
+                continue
+            mine, base, around = row.scores, self.rows[other].scores, UNKNOWN
+            delta = mine.metrics[metric] - base.metrics[metric]
+            if metric in mine.replicates and metric in base.replicates:
+                pairs = mine.replicates[metric] - base.replicates[metric]
+                around = interval(delta, pairs, COLUMNS[metric].power)
+            compared.append((index, self.rows[other].recipe))
+            found.append((delta, around))
+        told: list[Difference | None] = [None] * len(self.rows)
+        answers = marks(metric, found)
+        for (index, recipe), (delta, around), answer in zip(compared, found, answers, strict=True):
+            told[index] = Difference(recipe, delta, around, answer)
+        return told
+
+    def difference(self, index: int, metric: str) -> Difference | None:
+        """Row `index` against its baseline by one metric; None when it has none."""
+        return self.differences(metric)[index]
 
     def sorted_by(self, metric: str) -> Comparison:
         """The same rows, the best by this metric first; equal ones stay in order."""
@@ -271,9 +290,11 @@ class Comparison(Sequence[Row]):
 
     def as_json(self) -> dict[str, Any]:
         """Everything, as `featcal compare --json` prints it."""
+        names = self.rows[0].scores.metrics if self.rows else ()
+        every = {name: self.differences(name) for name in names}
         rows = []
         for index, row in enumerate(self.rows):
-            found = {name: self.difference(index, name) for name in row.scores.metrics}
+            found = {name: one[index] for name, one in every.items()}
             differences = {name: d.as_json() for name, d in found.items() if d is not None}
             rows.append({**row.as_json(), "differences": differences or None})
         return {"rows": rows, "settings": self.settings}

@@ -20,8 +20,10 @@ from featcal.heads.head import as_head
 from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
 from featcal.metrics.columns import COLUMNS
 from featcal.report.bootstrap import (
+    FEW_WRONG,
     UNKNOWN,
     Bootstrap,
+    Chance,
     Interval,
     Resamples,
     checked_resamples,
@@ -45,13 +47,21 @@ class Scores:
         n: rows scored.
         metrics: name -> value, as fractions.
         bins: the sums behind ECE and the reliability diagram.
-        replicates: name -> (b,) the metric on each resample of the rows; empty without resamples.
+        replicates: name -> (1 + b,) the metric where `Resamples` are centred, then on each of them;
+            empty without resamples.
+        chance: name -> what chance alone does to a binned error, see `Bootstrap.chance`.
     """
 
     n: int
     metrics: dict[str, float]
     bins: Bins
     replicates: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    chance: dict[str, Chance] = field(default_factory=dict, repr=False)
+
+    @property
+    def few_wrong(self) -> bool:
+        """Whether so few rows are wrong that intervals rest on those that were not seen."""
+        return self.n * (1 - self.metrics["accuracy"]) < FEW_WRONG
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -62,7 +72,8 @@ class Scores:
         """The 95 % interval of a metric, NaN at both ends without resamples."""
         if name not in self.replicates:
             return UNKNOWN
-        return metric_interval(name, self.metrics[name], self.replicates[name])
+        chance = self.chance.get(name, (0.0, 0.0))
+        return metric_interval(name, self.metrics[name], self.replicates[name], chance)
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal eval --json` prints it."""
@@ -98,7 +109,7 @@ def evaluate(
         check_usable(calibrator, facts, head)
         bootstrap = None
         if checked_resamples(resamples):
-            drawn = Resamples.draw(facts.rows, resamples, seed)
+            drawn = Resamples.of(data, head, facts.rows, resamples, seed)
             bootstrap = Bootstrap(drawn, first_row(data), bins)
         parts = ((batch, calibrated_logits(batch, calibrator, head)) for batch in data)
         return score(parts, facts, bins, bootstrap)
@@ -119,7 +130,7 @@ def score(
     def summaries(logits: Tensor, labels: Tensor) -> tuple[Any, ...]:
         seen = Predictions.of(logits=logits, labels=labels)
         if bootstrap is not None:
-            bootstrap.add(seen)
+            bootstrap.add(logits, seen)
         return (
             Bins.of_predictions(seen, bins=bins),
             ClassBins.of_predictions(seen, bins=bins),
@@ -138,7 +149,7 @@ def score(
     if bootstrap is None or scores.n < 2:  # one row says nothing of how others would vary
         return scores
     replicates = bootstrap.replicates(known[Ordered], metrics["smooth_ece"])
-    return replace(scores, replicates=replicates)
+    return replace(scores, replicates=replicates, chance=bootstrap.chance(known[Ordered], metrics))
 
 
 def calibrated_logits(batch: Batch, calibrator: Calibrator | None, head: Head | None) -> Tensor:

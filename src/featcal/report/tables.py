@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, final
 from featcal.core.calibrator import METHODS
 from featcal.core.fit import FitReport, StepReport
 from featcal.metrics.columns import COLUMNS, Column, columns
-from featcal.report.bootstrap import UNKNOWN, Difference, Interval
+from featcal.report.bootstrap import FEW_WRONG, UNKNOWN, Difference, Interval
 
 if TYPE_CHECKING:
     from featcal.report.compare import Comparison
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+FEW = "†"  # at an interval that rests on few wrong rows
 BORDER = 3  # what a column costs besides its text: a line and a space on either side
 
 
@@ -234,6 +235,7 @@ class Cell:
         interval: NaN at both ends where there is none.
         difference: from the row it is compared with, if any.
         best: whether no other cell it is to be compared with is better as printed.
+        few_wrong: whether the interval rests on few wrong rows.
     """
 
     column: Column
@@ -241,6 +243,7 @@ class Cell:
     interval: Interval = UNKNOWN
     difference: Difference | None = None
     best: bool = False
+    few_wrong: bool = False
 
     @property
     def number(self) -> str:
@@ -252,7 +255,8 @@ class Cell:
         """[4.31, 5.07], or nothing."""
         low, high = self.interval.low, self.interval.high
         number = self.column.number
-        return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]"
+        sign = FEW if self.few_wrong else ""
+        return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]{sign}"
 
     @property
     def finding(self) -> tuple[str, str] | None:
@@ -330,9 +334,10 @@ def metric_cells(comparison: Comparison, column: Column) -> list[Cell]:
             column,
             row.scores.metrics[name],
             row.scores.interval(name),
-            comparison.difference(index, name),
+            difference,
+            few_wrong=row.scores.few_wrong,
         )
-        for index, row in enumerate(comparison)
+        for row, difference in zip(comparison, comparison.differences(name), strict=True)
     ]
     if column.better == 0 or len(found) < 2:
         return found
@@ -480,13 +485,21 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
     if not settings.get("resamples") or n < 2:
         return found
     if intervals:
+        groups = settings.get("drawn", {}).get("groups")
+        of = f"{groups:,} groups of these rows" if groups else "these rows"
         found.append(
-            f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of these rows "
+            f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of {of} "
             f"(seed {settings['seed']}); the fits stay as they are."
         )
+        if any(row.scores.few_wrong for row in comparison):
+            found.append(
+                f"{FEW} Fewer than {FEW_WRONG} rows are wrong: what errors that were not seen "
+                "would cost is a guess, and so is the length of the interval."
+            )
     if findings and any(other is not None for other in comparison.against):
         found.append(
-            f"Better, worse: the paired difference from {settings['baseline']} excludes 0; no "
-            "word: undecided."
+            f"Better, worse: the paired difference from {settings['baseline']} excludes 0, by "
+            "Holm's correction for all recipes of a column, and shows in its digits; no word: "
+            "undecided."
         )
     return found
