@@ -14,6 +14,7 @@
 #   make grid DATA=folder   the same losses in short runs
 #   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
+#   make fuzz      broken, lying and hostile inputs for every reader: docs/trust.md (MINUTES=10)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +27,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -84,6 +85,9 @@ shift: $(VENV)/.demo
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python experiments/fuzz.py --minutes $(or $(MINUTES),10)
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:

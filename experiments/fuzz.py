@@ -1,6 +1,6 @@
 """Broken, lying and hostile inputs for every reader: what loads, what is refused, what is neither.
 
-Usage: python experiments/fuzz.py [--minutes 5] [--inputs 0] [--seed 0] [--only READER ...]
+Usage: python experiments/fuzz.py [--minutes 10] [--inputs N] [--seed 0] [--only READER ...]
 
 Good files are made once; each input is one of them with some damage (bits, bytes, lengths, JSON
 fields, tensors, with the checksums mended or not), or a text that hypothesis makes up. Input number
@@ -771,7 +771,7 @@ def table_of(found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=5, help="of all readers together")
+    parser.add_argument("--minutes", type=float, default=10, help="of all readers together")
     parser.add_argument("--inputs", type=int, help="of each reader, in place of minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="readers; nothing is written then")
