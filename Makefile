@@ -18,6 +18,7 @@
 #                   (0 for all)
 #   make coverage   how often intervals hold the truth, and how often marks are wrong: docs/trust.md (two hours of one
 #                   core; WORKERS=16 shares them out)
+#   make fuzz      broken, lying and hostile inputs for every reader: docs/trust.md (MINUTES=10)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -29,7 +30,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -90,6 +91,9 @@ coverage: $(VENV)/.demo
 
 mutants: $(VENV)/.dev
 	$(BIN)/python experiments/mutants.py --workers $(or $(WORKERS),2) --sample $(or $(SAMPLE),400)
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python experiments/fuzz.py --minutes $(or $(MINUTES),10)
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:

@@ -88,7 +88,7 @@ def test_other_results_and_refusals(tmp_path):
     assert "is not one of" in refused("paper", "--format", "latex")
     assert "experiments/paper_tables.py" in refused("paper", "vit", "--results", tmp_path)
     (tmp_path / "paper.json").write_text('{"tables": [{}]}')
-    assert "holds something else" in refused("paper", "vit", "--results", tmp_path)
+    assert "cannot be read" in refused("paper", "vit", "--results", tmp_path)
     body = {**TABLES["vit"].body, "ours": {"packs": [], "training": {"runs": []}}}
     entry = {"json": body, "faulty": 6, "csv": ["a line"], "shown": []}
     (tmp_path / "paper.json").write_text(json.dumps({"tables": [entry], "packs": [], "runs": []}))

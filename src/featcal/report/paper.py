@@ -6,12 +6,12 @@ Tao, Dong and Xu, "Feature Clipping for Uncertainty Calibration", AAAI 2025. Eve
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 from featcal.core.checks import InputError
+from featcal.core.stored import json_of, reading
 from featcal.report.tables import Table
 
 FILE = "paper.json"
@@ -58,12 +58,9 @@ def read_paper(folder: Path | None = None) -> dict[str, PaperTable]:
     path = (Path(__file__).parent if folder is None else folder) / FILE
     if not path.is_file():
         raise InputError(f"{path.parent} holds no {FILE}: {REMEDY} {path.parent}")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, REMEDY):
+        content = json_of(path.read_bytes())
         return {entry["json"]["name"]: _table(entry, content) for entry in content["tables"]}
-    except (LookupError, TypeError, ValueError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise InputError(f"{path} holds something else ({why}): {REMEDY}") from error
 
 
 def _table(entry: dict[str, Any], content: dict[str, Any]) -> PaperTable:
