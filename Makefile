@@ -16,6 +16,8 @@
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
 #   make mutants    whether the tests notice wrong lines in core and metrics: WORKERS=2 at a time, SAMPLE=400 of them
 #                   (0 for all)
+#   make kills      kills every command that writes, fills its disk, starts it twice: docs/trust.md (ten minutes; mounts a
+#                   small disk in memory where it may, which needs root)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -28,7 +30,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage kills mutants clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -89,6 +91,9 @@ coverage: $(VENV)/.demo
 
 mutants: $(VENV)/.dev
 	$(BIN)/python experiments/mutants.py --workers $(or $(WORKERS),2) --sample $(or $(SAMPLE),400)
+
+kills: $(VENV)/.dev
+	$(BIN)/python experiments/kills.py
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:
