@@ -19,6 +19,8 @@
 #   make coverage   how often intervals hold the truth, and how often marks are wrong: docs/trust.md (two hours of one
 #                   core; WORKERS=16 shares them out)
 #   make fuzz      broken, lying and hostile inputs for every reader: docs/trust.md (MINUTES=10)
+#   make kills      kills every command that writes, fills its disk, starts it twice: docs/trust.md (ten minutes; mounts a
+#                   small disk in memory where it may, which needs root)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,7 +32,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants fuzz clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -94,6 +96,9 @@ mutants: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python experiments/fuzz.py --minutes $(or $(MINUTES),10)
+
+kills: $(VENV)/.dev
+	$(BIN)/python experiments/kills.py
 
 # hatchling comes first and is used as installed, so that the build is pinned like everything else.
 $(VENV)/.venv:

@@ -156,21 +156,6 @@ def test_odd_data_goes_all_the_way(tmp_path, name):
     np.testing.assert_allclose(np.load(tmp_path / "p.npy").sum(1), 1, atol=1e-5)
 
 
-def test_demo(tmp_path):
-    said = done("demo", "--out", tmp_path / "new" / "out").out
-    for word in ("none", "temperature", "clip | temperature", "before", "after"):
-        assert word in said
-    *pictures, page = sorted((tmp_path / "new" / "out").iterdir())
-    assert [path.suffix for path in pictures] == [".png", ".svg"]
-    assert all(str(path) in said for path in pictures)
-    assert pictures[0].read_bytes().startswith(b"\x89PNG")
-    assert said.splitlines()[-1] == f"Report, for a browser: {page}"
-    assert page.read_text().startswith("<!doctype html>")
-    told = " ".join(said.split())
-    raw, best = re.search(r"calibration error ([\d.]+)% before, ([\d.]+)% after", told).groups()
-    assert float(best) < float(raw) / 4
-
-
 def test_eval_tells_the_recipe_and_single_numbers_alone(pack, cal, tmp_path):
     first = done("eval", pack, cal).out.splitlines()[0]
     assert re.fullmatch(

@@ -24,7 +24,6 @@ from train_cases import words
 
 from featcal.cli import app, main
 from featcal.data.pack import DEMO
-from featcal.train import run_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 LONGEST = 120  # seconds to wait for a sign of life
@@ -174,29 +173,6 @@ def test_the_page_is_served_computes_and_ends_with_ctrl_c(pack):
 
 def left(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(train_project, monkeypatch):
-    done(*words("whole"))
-    save, seen = run_folder.save_file, []
-
-    def killed(*args):
-        """As by the system, at the moment when the seventh checkpoint is written."""
-        save(*args)
-        seen.append(1)
-        if len(seen) == 7:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "save_file", killed)
-        assert Process(*words("run", "--checkpoint-every", "0")).end()[0] == -signal.SIGKILL
-    half, *others = left(train_project / "run")
-    assert half.startswith(".checkpoint.safetensors.")  # half written
-    assert others == [".lock", "checkpoint.safetensors"]
-    assert "Going on from" in done(*words("run")).out
-    assert left(train_project / "run") == ["model.safetensors", "pack", "run.json"]
-    whole, again = (train_project / run / "model.safetensors" for run in ("whole", "run"))
-    assert whole.read_bytes() == again.read_bytes()
 
 
 def test_a_reader_of_a_run_that_goes_away_costs_nothing(train_project):

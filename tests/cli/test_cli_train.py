@@ -226,7 +226,7 @@ def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(steps, told, whol
         f"Interrupted: what is done is kept in {kept}; give the same command to go on.\n"
     )
     assert listing(run) == ["checkpoint.safetensors"]
-    (run / ".checkpoint.safetensors.abcdefgh").mkdir()  # what a kill would leave
+    (run / ".checkpoint.safetensors.featcal-abcdefgh").mkdir()  # what a kill would leave
     if steps == 11:  # killed while it was finishing
         shutil.copytree(whole[0] / "pack", run / "pack")
     assert f"Going on from {kept}: {told}\n" in done(*again(run)).out

@@ -2,12 +2,12 @@
 
 import errno
 import os
-import signal
 import stat
-import time
+import tempfile
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from featcal.core.checks import InputError
 from featcal.core.files import LOCK, check_free, left_over_of, locked, new_file, new_folder
@@ -70,25 +70,6 @@ def test_a_new_folder_appears_whole(tmp_path):
         pytest.fail("the block must not run")
 
 
-def test_a_killed_writer_leaves_the_final_name_as_it_was(tmp_path):
-    target = tmp_path / "a.bin"
-    target.write_bytes(b"old")
-    read, write = os.pipe()
-    writer = os.fork()
-    if writer == 0:
-        with new_file(target, overwrite=True) as temporary:
-            temporary.write_bytes(b"half")
-            os.write(write, b"writing")
-            time.sleep(60)
-    assert os.read(read, 7) == b"writing"
-    os.kill(writer, signal.SIGKILL)
-    os.waitpid(writer, 0)
-    assert target.read_bytes() == b"old"
-    with new_file(target, overwrite=True) as temporary:  # and the way is free for another try
-        temporary.write_bytes(b"new")
-    assert target.read_bytes() == b"new"
-
-
 @pytest.mark.parametrize("new", [new_file, new_folder])
 def test_the_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch, new):
     target, synced = tmp_path / "made", []
@@ -103,13 +84,13 @@ def test_what_a_killed_process_left_is_told_by_the_file_it_was_writing(tmp_path)
     with new_file(tmp_path / "a.b.bin") as temporary:
         temporary.write_bytes(b"half")
         assert left_over_of(temporary.parent) == "a.b.bin"
-        (tmp_path / ".x.abcdefgh").symlink_to(temporary.parent)
-        assert left_over_of(tmp_path / ".x.abcdefgh") is None
-    for name in (".git", "a.bin.abcdefgh", ".a.bin.abc"):
+        (tmp_path / ".x.featcal-abcdefgh").symlink_to(temporary.parent)
+        assert left_over_of(tmp_path / ".x.featcal-abcdefgh") is None
+    for name in (".git", "a.bin.featcal-abcdefgh", ".a.bin.abc"):
         (tmp_path / name).mkdir()
         assert left_over_of(tmp_path / name) is None
-    (tmp_path / ".a.bin.abcdefgh").write_bytes(b"")
-    assert left_over_of(tmp_path / ".a.bin.abcdefgh") is None
+    (tmp_path / ".a.bin.featcal-abcdefgh").write_bytes(b"")
+    assert left_over_of(tmp_path / ".a.bin.featcal-abcdefgh") is None
 
 
 def test_a_folder_has_one_writer(tmp_path):
@@ -169,7 +150,24 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(tmp_path, links, monkeypa
     with pytest.raises(InputError, match="meanwhile"):
         late()
     assert (tmp_path / "a").read_bytes() == b"theirs"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "first"]
+    assert left_over(tmp_path) == ["a", "first"]
+
+
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
+    def late(theirs):
+        with new_folder(theirs) as temporary:
+            (temporary / "part").write_text("mine")
+            if theirs.name == "file":
+                theirs.write_text("theirs")
+            else:
+                theirs.mkdir()
+                (theirs / "part").write_text("theirs")
+
+    for name in ("file", "folder"):
+        with pytest.raises(InputError, match=f"{name} has come to exist meanwhile"):
+            late(tmp_path / name)
+    assert (tmp_path / "folder" / "part").read_text() == "theirs"
+    assert left_over(tmp_path) == ["file", "folder"]
 
 
 def test_a_finished_file_outlives_a_refused_change_of_mode(tmp_path, monkeypatch):
@@ -177,17 +175,19 @@ def test_a_finished_file_outlives_a_refused_change_of_mode(tmp_path, monkeypatch
         raise PermissionError(errno.EPERM, "not here")
 
     monkeypatch.setattr(Path, "chmod", refused)
-    with new_file(tmp_path / "a") as temporary:
+    with new_file(tmp_path / "a") as temporary, new_folder(tmp_path / "b") as folder:
         temporary.write_bytes(b"done")
-    assert (tmp_path / "a").read_bytes() == b"done"
+        (folder / "part").write_bytes(b"done")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b" / "part").read_bytes() == b"done"
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_one_and_a_living_ones_stays(tmp_path):
-    left = tmp_path / ".a.bin.abcdefgh"
+    left = tmp_path / ".a.bin.featcal-abcdefgh"
     left.mkdir()
     (left / "a.bin").write_bytes(b"half")
-    other = tmp_path / ".b.bin.abcdefgh"
-    other.mkdir()
+    others = [tmp_path / name for name in (".b.bin.featcal-abcdefgh", ".a.bin.settings")]
+    for other in others:
+        other.mkdir()
     with new_file(tmp_path / "a.bin") as living:
         living.write_bytes(b"one")
         with new_file(tmp_path / "a.bin") as second:
@@ -196,7 +196,45 @@ def test_what_a_killed_writer_left_goes_with_the_next_one_and_a_living_ones_stay
         assert not left.exists()
         (tmp_path / "a.bin").unlink()
     assert (tmp_path / "a.bin").read_bytes() == b"one"
-    assert other.exists()
+    assert all(other.exists() for other in others)
+
+
+def test_a_folder_that_another_took_for_left_over_is_made_once_more(tmp_path, monkeypatch):
+    """In the moment between its making and its lock."""
+    make, made = tempfile.mkdtemp, []
+
+    def taken(**options):
+        made.append(make(**options))
+        if len(made) == 1:
+            os.rmdir(made[0])
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "mkdtemp", taken)
+    with new_file(tmp_path / "a") as temporary:
+        temporary.write_bytes(b"mine")
+    assert len(made) == 2
+    assert left_over(tmp_path) == ["a"]
+
+
+def test_what_cannot_be_written_is_said_of_the_output_and_of_nothing_else(tmp_path):
+    def fails(error):
+        with new_file(tmp_path / "a.bin") as temporary:
+            temporary.write_bytes(b"half")
+            raise error(temporary)
+
+    full = "No space left on device"
+    for error in (
+        lambda _: OSError(errno.ENOSPC, full),
+        lambda temporary: OSError(errno.ENOSPC, full, temporary),
+        lambda _: SafetensorError(full),
+    ):
+        with pytest.raises(InputError, match=rf"^output a\.bin cannot be written: {full}$"):
+            fails(error)
+    with pytest.raises(FileNotFoundError):
+        fails(lambda _: FileNotFoundError(errno.ENOENT, "gone", "input"))
+    with pytest.raises(BrokenPipeError):
+        fails(BrokenPipeError)
+    assert left_over(tmp_path) == []
 
 
 def test_without_locks_the_work_goes_on(tmp_path, monkeypatch):
@@ -206,8 +244,8 @@ def test_without_locks_the_work_goes_on(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", none)
-    (tmp_path / ".a.bin.abcdefgh").mkdir()
+    (tmp_path / ".a.bin.featcal-abcdefgh").mkdir()
     with locked(tmp_path) as held, new_file(tmp_path / "a.bin") as temporary:
         assert not held
         temporary.write_bytes(b"x")
-    assert (tmp_path / ".a.bin.abcdefgh").exists()  # nobody knows whether its writer lives
+    assert (tmp_path / ".a.bin.featcal-abcdefgh").exists()  # nobody knows whether its writer lives

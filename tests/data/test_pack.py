@@ -1,9 +1,7 @@
 """The feature pack: what goes in comes out, and nothing broken gets in or stays behind."""
 
 import json
-import os
 import runpy
-import signal
 import sys
 from pathlib import Path
 
@@ -267,30 +265,6 @@ def test_an_interrupt_and_a_full_disk_leave_nothing(tmp_path, monkeypatch):
     (tmp_path / "p").mkdir()
     with pytest.raises(InputError, match="exists"):
         write_pack(tmp_path / "p", {"val": batch()}, head=linear())
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_killed_writer_leaves_nothing_under_the_final_name(tmp_path):
-    """In a process that is forked, for torch takes seconds to load."""
-    out, (told, tell) = tmp_path / "p", os.pipe()
-
-    def endless():
-        while True:
-            yield Batch(torch.zeros(4, 3), torch.zeros(4).long())
-            os.write(tell, b".")
-
-    child = os.fork()
-    if child == 0:
-        try:
-            write_pack(out, {"val": endless()}, shard_rows=4)
-        finally:
-            os._exit(1)
-    for _ in range(3):
-        os.read(told, 1)
-    os.kill(child, signal.SIGKILL)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-    assert not out.exists()
-    assert write_pack(out, {"val": batch()}, head=linear()).split("val").rows == 6
 
 
 def test_what_is_no_pack(pack, tmp_path):

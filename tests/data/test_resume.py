@@ -1,9 +1,6 @@
 """A pack straight from a model: the same as from its batches, and the same after any kill."""
 
 import json
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from featcal import InputError, Pack, collect, write_pack
-from featcal.data import pack as pack_module
 from featcal.data import resume
 from featcal.data.resume import JOURNAL, collect_pack, partial_of
 
@@ -175,70 +171,6 @@ def test_other_loaders_go_on_too(tmp_path, make):
     assert (partial_of(tmp_path / "a") / JOURNAL).exists()
     collect_pack(net(), {"val": make()}, tmp_path / "a", shard_rows=9)
     assert contents(tmp_path / "a") == contents(expected.path)
-
-
-def kill_myself(moment, call):
-    """Makes this process kill itself at the n-th call of one step of writing a file."""
-    left = [call]
-
-    def dying(real):
-        def step(*args, **options):
-            left[0] -= 1
-            if left[0] == 0 and moment == "inside":  # safetensors' own temporary file
-                (Path(args[1]).parent / ".tmpAbC123").write_bytes(b"half")
-            if left[0] != 0 or moment == "after":
-                real(*args, **options)
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        return step
-
-    if moment == "inside":
-        pack_module.save_file = dying(pack_module.save_file)
-    else:
-        os.replace = dying(os.replace)
-
-
-def forked(work):
-    """A process of its own, made by fork: torch takes seconds to load."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return child
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_killed_at_any_moment_the_pack_is_the_same_byte_for_byte(tmp_path):
-    out, given = tmp_path / "a", {"val": 200, "test": 100}
-    expected = collect_pack(net(), loaders(**given), tmp_path / "whole", shard_rows=16)
-
-    def slow():
-        model = net()
-        model.register_forward_pre_hook(lambda *_: time.sleep(0.004))
-        collect_pack(model, loaders(**given), out, shard_rows=16)
-
-    for moment in ("inside", "before", "after"):
-        for call in (1, 3):
-
-            def work(moment=moment, call=call):
-                kill_myself(moment, call)
-                collect_pack(net(), loaders(**given), out, shard_rows=16)
-
-            _, status = os.waitpid(forked(work), 0)
-            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
-            left = [path for path in partial_of(out).iterdir() if path.is_dir()]
-            assert len(left) == 1  # the file it was at
-    for wait in (0.02, 0.05):  # and at no moment in particular
-        child = forked(slow)
-        time.sleep(wait)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    assert not out.exists()
-    collect_pack(net(), loaders(**given), out, shard_rows=16)
-    assert contents(out) == contents(expected.path)
 
 
 def moved():

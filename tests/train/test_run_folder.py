@@ -194,4 +194,11 @@ def test_a_finished_run_is_never_written_over(whole, tmp_path):
         trained(folder=tmp_path)
     with pytest.raises(InputError, match="holds a finished run"):
         write_run(tmp_path, small(seed=8), whole[1], {"loss": "ce"})
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    (tmp_path / FILE).write_bytes(b"of the run that ended")  # killed between the last two steps
+    (tmp_path / f".{run_folder.RECORD}.featcal-abcdefgh").mkdir()
+    (tmp_path / ".lock").touch()
+    with pytest.raises(InputError, match="holds a finished run"):
+        trained(folder=tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == written

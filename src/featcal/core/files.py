@@ -3,13 +3,14 @@
 What is renamed lies on the disk by then, so that this holds for a machine that loses power, too.
 """
 
+import errno
 import glob
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,7 +20,9 @@ from featcal.core.checks import ArgumentError, InputError
 OVERWRITE = "choose another name, or overwrite it with <overwrite=True>"
 REMOVE = "choose another name, or remove it first"  # a folder is never replaced
 LOCK = ".lock"
-LEFT_OVER = re.compile(r"\.(.+)\.[a-z0-9_]{8}")  # the names that mkdtemp makes here
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)  # what a name gives that something has
+OURS = ".featcal-"  # in the name of a temporary folder, and in no name that people give
+LEFT_OVER = re.compile(rf"\.(.+){re.escape(OURS)}[a-z0-9_]{{8}}")
 
 
 def check_free(path: Path | str, *, overwrite: bool = False, remedy: str = OVERWRITE) -> Path:
@@ -47,14 +50,9 @@ def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
     path = check_free(path, overwrite=overwrite)
     with _temporary_folder(path) as folder:
         temporary = folder / path.name
-        try:
-            yield temporary
-        except (OSError, SafetensorError) as error:  # such as a full disk
-            why = getattr(error, "strerror", None) or error
-            raise InputError(f"output {path} cannot be written: {why}") from error
+        yield temporary
         _flush(temporary)
-        with suppress(PermissionError):  # some writers leave 0600, which hides it from others
-            temporary.chmod(0o666 & ~_umask())
+        _open_to_others(temporary, 0o666)  # some writers leave 0600
         if overwrite:
             os.replace(temporary, path)
         else:
@@ -66,18 +64,19 @@ def new_folder(path: Path | str) -> Iterator[Path]:
     """Yields a temporary folder beside `path`; on success it is renamed to `path`, else removed."""
     path = check_free(path, remedy=REMOVE)
     with _temporary_folder(path) as folder:
-        folder.chmod(0o777 & ~_umask())  # mkdtemp's 0700 hides the result from others
+        _open_to_others(folder, 0o777)  # mkdtemp leaves 0700
         yield folder
-        for file in folder.rglob("*"):
-            if file.is_file() and file.name != LOCK:
-                _flush(file)
-        (folder / LOCK).unlink(missing_ok=True)
-        os.rename(folder, path)
+        for file in filter(Path.is_file, folder.rglob("*")):
+            _flush(file)
+        _publish(folder, path)
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Gives a finished file its name, which nothing must have by now."""
+    """Gives a finished file or folder its name, which nothing must have by now."""
     try:
+        if temporary.is_dir():
+            os.rename(temporary, path)  # refuses a name that is taken, but by an empty folder
+            return
         try:
             os.link(temporary, path)  # refuses a name that is taken, at the same moment
         except FileExistsError:
@@ -85,7 +84,9 @@ def _publish(temporary: Path, path: Path) -> None:
         except OSError:  # a file system without such links: two steps will have to do
             os.close(os.open(path, os.O_CREAT | os.O_EXCL))
             os.replace(temporary, path)
-    except FileExistsError as error:
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
         raise InputError(
             f"output {path} has come to exist meanwhile: choose another name"
         ) from error
@@ -101,25 +102,36 @@ def left_over_of(path: Path) -> str | None:
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """A hidden folder beside the path, so that the last step is a rename on one file system.
 
-    The lock in it goes with the process that made it: what a killed one left is removed.
+    Its lock goes with the process that made it: what a killed one left is removed. No message has
+    the folder's name, which nobody knows.
     """
-    parent, prefix = path.absolute().parent, f".{path.name[:100]}."
+    parent, prefix = path.absolute().parent, f".{path.name[:100]}{OURS}"
     for old in parent.glob(f"{glob.escape(prefix)}????????"):
         if left_over_of(old) is not None:
-            with suppress(InputError), locked(old) as alone:
+            with suppress(InputError, FileNotFoundError), locked(old, itself=True) as alone:
                 if alone:
                     shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    try:
-        with locked(folder):
+    with ExitStack() as stack:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        try:
+            stack.enter_context(locked(folder, itself=True))
+        except (InputError, FileNotFoundError):  # taken for left over before it had its lock
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            stack.enter_context(locked(folder, itself=True))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
             yield folder
-    except InputError as error:
-        known = str(error).replace(str(folder), str(path))  # the name that a person knows
-        if known == str(error):
-            raise
-        raise InputError(known) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        except InputError as error:
+            known = str(error).replace(str(folder), str(path))  # the name that a person knows
+            if known == str(error):
+                raise
+            raise InputError(known) from error
+        except (OSError, SafetensorError) as error:  # such as a full disk
+            about = getattr(error, "filename", None)
+            if isinstance(error, BrokenPipeError) or (about and folder not in Path(about).parents):
+                raise  # of a reader, or of another file
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"output {path} cannot be written: {why}") from error
 
 
 def _flush(path: Path) -> None:
@@ -131,26 +143,30 @@ def _flush(path: Path) -> None:
         os.close(file)
 
 
-def _umask() -> int:
+def _open_to_others(path: Path, mode: int) -> None:
+    """As the umask has it, where the file system lets anybody change that."""
     mask = os.umask(0)  # the only way to read it is to set it
     os.umask(mask)
-    return mask
+    with suppress(PermissionError):
+        path.chmod(mode & ~mask)
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[bool]:
+def locked(folder: Path, *, itself: bool = False) -> Iterator[bool]:
     """One process at a time in a folder; the lock of a process that is killed goes with it.
 
-    Yields whether there is a lock: Windows and some file systems have none.
+    Yields whether there is a lock: Windows and some file systems have none, and more of them have
+    none for a folder `itself` in place of a file in it.
     """
     try:
         import fcntl
     except ImportError:  # pragma: no cover - Windows
         yield False
         return
+    place, how = (folder, os.O_RDONLY) if itself else (folder / LOCK, os.O_CREAT | os.O_RDWR)
     while True:
         try:
-            file = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+            file = os.open(place, how, 0o644)
         except PermissionError as error:
             raise InputError(
                 f"{folder} cannot be written to: check its permissions or choose another name"
@@ -169,7 +185,7 @@ def locked(folder: Path) -> Iterator[bool]:
         # Whoever had the lock before may have removed the file, and a lock on a file that is gone
         # keeps nobody out: the next comer makes a new one.
         try:
-            if os.path.samestat(os.fstat(file), (folder / LOCK).stat()):
+            if os.path.samestat(os.fstat(file), place.stat()):
                 break
         except FileNotFoundError:
             pass

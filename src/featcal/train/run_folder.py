@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -213,8 +213,13 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_unfinished(folder: Path) -> None:
-    """Refuses a folder that holds a finished run: nothing is trained that could not be written."""
+    """Refuses a folder that holds a finished run: nothing is trained that could not be written.
+
+    What a kill after the record left of the work goes.
+    """
     if (folder / RECORD).exists():
+        with suppress(InputError, OSError), made_folder(folder):
+            (folder / CHECKPOINT).unlink(missing_ok=True)
         raise InputError(f"{folder} holds a finished run ({RECORD}): {REMOVE}")
 
 
