@@ -51,7 +51,7 @@ SWAPPED = {
 OPPOSITES = (("min", "max"), ("amin", "amax"), ("any", "all"), ("floor", "ceil"))
 NAMES = dict(OPPOSITES) | {b: a for a, b in OPPOSITES}
 # Calls whose first two arguments may change places, or whose swap no program survives.
-EITHER_WAY = {"maximum", "minimum", "max", "min", "isinstance", "getattr", "setattr", "zip"}
+EITHER_WAY = {"maximum", "minimum", "max", "min", "vecdot", "isinstance", "getattr", "zip"}
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 

@@ -142,6 +142,28 @@ def test_sequential_is_each_step_for_itself(made):
     assert float(both.steps[1].temperature) == pytest.approx(float(hot.temperature), rel=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["joint", "sequential"])
+def test_the_passes_of_the_head_are_counted_step_by_step(made, mode):
+    world = made(n=400, d=8, k=3, heat=2.0)
+    asked = [0]
+
+    class Counting(nn.Linear):
+        def forward(self, features):
+            asked[0] += len(features)
+            return super().forward(features)
+
+    head = Counting(8, 3)
+    head.load_state_dict(world.head.state_dict())
+    asked[0] = -64  # on which a head is tried
+    data = Batch(None, world.labels, world.features)
+    steps = parse("clip | temperature | temperature").fit(data, head, mode=mode).report.steps
+    clip, *hot = [step.head_passes for step in steps]
+    assert clip * 400 >= asked[0] - sum(hot) * 400 > (clip - 1) * 400
+    assert sum(hot) <= 2
+    assert [step.name for step in steps] == ["clip", "temperature", "temperature"]
+    assert steps[-1].loss_after <= steps[0].loss_after <= steps[0].loss_before
+
+
 def test_the_loss_is_a_parameter(made):
     world = made(n=600, d=8, k=4, heat=3.0)
     data = Batch(world.logits, world.labels)
