@@ -63,6 +63,7 @@ class Mutant:
     line: int
     last: int
     function: str  # the outermost function it changes the inside of; empty if there is none
+    place: str  # that function, or what is assigned or defined there
     kind: str
     was: str
     now: str
@@ -73,7 +74,11 @@ class Mutant:
     def name(self):
         """What it is known by while lines move."""
         again = f" #{self.number}" if self.number else ""
-        return f"{self.file} {self.function}: {self.was} -> {self.now}{again}"
+        return f"{self.file} {self.place}: {self.was} -> {self.now}{again}"
+
+    def why_equivalent(self, known):
+        """The reason why no test can tell it, known for the one or for its whole place."""
+        return known.get(self.name) or known.get(f"{self.file} {self.place}")
 
 
 # --- what is changed -----------------------------------------------------------------------------
@@ -210,10 +215,11 @@ def mutants_of(path):
             function = function_of([*parents, node])
             where = path.relative_to(SOURCE).as_posix()
             was = " ".join(ast.unparse(target).split())
-            seen[function, was, new] += 1
-            number = seen[function, was, new] - 1
+            place = function or defined([*parents, node])
+            number = seen[place, was, new]
+            seen[place, was, new] += 1
             lines = target.lineno, target.end_lineno
-            yield Mutant(where, *lines, function, kind, was, new, number, mutated)
+            yield Mutant(where, *lines, function, place, kind, was, new, number, mutated)
 
     return list(walk(ast.parse(text), []))
 
@@ -227,6 +233,18 @@ def function_of(path):
             if isinstance(node, ast.FunctionDef):
                 return ".".join(names) if child in node.body else ""
     return ""
+
+
+def defined(path):
+    """What a node outside of functions is part of: a constant, a field, a function's defaults."""
+    names = []
+    for node in path:
+        if isinstance(node, DEFINITIONS):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            names.append(ast.unparse(target))
+    return ".".join(names)
 
 
 # --- how each is tried ---------------------------------------------------------------------------
@@ -431,7 +449,7 @@ def teller(mutants):
         done[status == 0] += 1
         if status == 0:
             mutant = mutants[place]
-            print(f"  survived: {mutant.file}:{mutant.line} {mutant.name.partition(' ')[2]}")
+            print(f"  survived, line {mutant.line}: {mutant.name}")
         if done.total() % 50 == 0:
             spent = time.monotonic() - started
             print(f"{done.total()} tried, {done[True]} survived, {spent:.0f} s", flush=True)
@@ -487,17 +505,19 @@ def try_all(mutants, options):
 def summary(mutants, found, tests, everything, options, seconds):
     """The result file."""
     known = json.loads(EQUIVALENT.read_text())
-    rows, survivors, by_kind = defaultdict(Counter), [], defaultdict(Counter)
+    rows, by_kind, survivors, told = defaultdict(Counter), defaultdict(Counter), [], {}
     for place, mutant in enumerate(mutants):
         status = found[place]
-        alike = status == 0 and mutant.name in known
+        alike = status == 0 and mutant.why_equivalent(known) is not None
         slow = status in (-signal.SIGXCPU, -signal.SIGKILL)
         word = (
             "equivalent" if alike else "survived" if status == 0 else "slow" if slow else "failed"
         )
         rows[mutant.file][word] += 1
         by_kind[mutant.kind][word] += 1
-        if status == 0 and not alike:
+        if alike:
+            told[mutant.name] = mutant.why_equivalent(known)
+        elif status == 0:
             survivors.append({k: v for k, v in asdict(mutant).items() if k != "text"})
     made = Counter(mutant.file for mutant in everything)
     words = ("failed", "slow", "survived", "equivalent")
@@ -505,6 +525,7 @@ def summary(mutants, found, tests, everything, options, seconds):
         "seed": options.seed,
         "made": len(everything),
         "tried": len(mutants),
+        "suite": options.tests,
         "tests": tests,
         "budget_seconds": options.budget,
         "workers": options.workers,
@@ -515,7 +536,7 @@ def summary(mutants, found, tests, everything, options, seconds):
         ],
         "kinds": [{"kind": k, **{w: by_kind[k][w] for w in words}} for k in sorted(by_kind)],
         "survivors": survivors,
-        "equivalent": {m.name: known[m.name] for m in mutants if m.name in known},
+        "equivalent": told,
     }
 
 
@@ -539,7 +560,8 @@ def page(results):
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     told = [
         f"`make mutants` changes `core` and `metrics` in {results['made']:,} ways, one at a time, "
-        f"and asks {results['tests']:,} tests whether they notice. {results['tried']:,} mutants "
+        f"and asks {results['tests']:,} tests (of {', '.join(f'`{t}`' for t in results['suite'])}) "
+        f"whether they notice. {results['tried']:,} mutants "
         f"drawn with seed {results['seed']}, each tried by the tests that run its line, fastest "
         f"first, {results['budget_seconds']:g} s of them at most; out of time is five times their "
         f"processor time and 10 s. It took {results['seconds'] / 60:.0f} minutes with "

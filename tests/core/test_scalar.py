@@ -174,6 +174,12 @@ def test_fitted_shape_follows_its_points_and_does_not_fall_outside():
     inside = np.linspace(0, 2, 21)
     assert shape(inside) == pytest.approx((inside - 1) ** 2, abs=1e-9)
     assert shape(np.array([4.0]))[0] == pytest.approx(9.0, abs=1e-6)
+    cubic = fitted_shape([Point(u, u**3) for u in np.linspace(0, 2, 7)])
+    assert cubic(inside) == pytest.approx(inside**3, abs=1e-9)
+    out = cubic(np.array([-1.0, 3.0]))  # tangent and curvature at 0 and at 2
+    assert out == pytest.approx([0.0, 8 + 12 + 12 / 2], abs=1e-6)
+    line = fitted_shape([Point(0.0, 1.0), Point(1.0, 3.0)])
+    assert line(np.array([-1.0, 0.5, 2.0])) == pytest.approx([-1.0, 2.0, 5.0])
     capped = fitted_shape([Point(u, -(u**2)) for u in (-1.0, 0.0, 1.0)])
     assert capped(np.array([3.0]))[0] == pytest.approx(-5.0, abs=1e-6)  # a line, no parabola down
 
