@@ -191,6 +191,9 @@ def test_through_computes_the_logits_once_or_recomputes_what_is_over_budget(
         assert all((b.features is not None) == with_features for b in seen)
     assert view.kept == fits
     assert calls.rows == (110 if fits else 310)
+    ample = Through(parts, calls)  # features come along, and memory suffices, unless said otherwise
+    assert all(batch.features is not None for batch in [*ample, *ample])
+    assert ample.kept
 
 
 def test_nothing_stays_of_logits_that_turn_out_too_many(rows):

@@ -70,6 +70,14 @@ def test_learned_shapes_come_from_the_file(registered):
     inside.load_state_dict(inside.state_dict())
 
 
+def test_a_new_method_promises_nothing_it_does_not_say(registered):
+    shift = shift_class()()
+    flags = "needs_features takes_features needs_train keeps_accuracy keeps_rows jumps alone"
+    assert not any(getattr(shift, flag) for flag in flags.split())
+    assert shift.quick is shift.report is None
+    assert FeatureClip().needs_features
+
+
 def test_a_reset_is_a_fresh_calibrator_of_the_same_hyperparameters(registered):
     shift = shift_class()(scale=0.5).assign(by=torch.arange(5.0))
     assert shift.reset() is shift
