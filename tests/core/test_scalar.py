@@ -305,6 +305,20 @@ def test_caps_lie_at_a_thousand_times_the_scale_and_at_a_thousandth(loss):
         assert loss is brier or found.steps <= 3  # the cap is seen and ends it
 
 
+@pytest.mark.parametrize(("name", "value"), [("SURE", 10.0), ("PROBE", 1), ("PROBE", 2)])
+@pytest.mark.parametrize("heat", [0.3, 2.0, 6.0])
+def test_a_look_at_the_cap_changes_no_minimum(monkeypatch, name, value, heat):
+    """Rows that are nearly all right and sure make the search look, as these names say when."""
+    logits, labels = drawn(heat=heat)
+    expected = scipy_inverse(logits, labels)
+    monkeypatch.setattr(tempering, name, value)
+    found = temper([Batch(logits, labels)])
+    assert found.inverse[0] == pytest.approx(expected, rel=1e-6)
+    assert found.loss == pytest.approx(nll64(logits, labels, expected) / 400, abs=1e-10)
+    assert found.converged
+    assert found.steps <= 25
+
+
 def test_a_start_from_every_eighth_row_ends_at_the_same_minimum(monkeypatch):
     logits, labels = drawn(n=2000, heat=3.0)
     view = Through([Batch(logits, labels)], stored_logits)
