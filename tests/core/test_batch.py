@@ -111,7 +111,6 @@ def test_rows_pick_every_tensor_alike_and_labels_may_be_a_list(rows):
 def test_chunks_are_bounded_joined_and_lose_no_row(rows):
     parts = [rows.rows(slice(start, start + 3)) for start in range(0, 25, 3)]
     assert [len(chunk) for chunk in Chunked(parts, rows=10)] == [9, 9, 9]
-    assert [len(chunk) for chunk in Chunked([rows.rows(slice(0, 5))] * 6, rows=10)] == [10, 10, 10]
     for data, sizes in (([rows], [40, 40, 20]), ([*parts, rows.rows(slice(27, 100))], None)):
         chunks = list(Chunked(data, rows=40))
         assert sizes is None or [len(chunk) for chunk in chunks] == sizes
@@ -131,6 +130,8 @@ def test_no_rows_are_one_chunk_and_rows_may_come_one_by_one(rows):
     empty, two = rows.rows(slice(0, 0)), rows.rows(slice(0, 2))
     assert [len(chunk) for chunk in Chunked([empty], rows=1)] == [0]
     assert [len(chunk) for chunk in Chunked([two], rows=1)] == [1, 1]
+    assert [len(chunk) for chunk in Chunked([two] * 6, rows=4)] == [4, 4, 4]
+    assert [len(chunk) for chunk in Chunked([two] * 3, rows=5)] == [4, 2]
 
 
 def test_a_batch_goes_to_a_device_and_stays_without_one(rows):

@@ -1,5 +1,7 @@
 """The base class: registration, pipelines, fitted values, loading; predictions kept."""
 
+from time import perf_counter
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from featcal import METHODS, Batch, FeatureClip, InputError, LogitMap, Pipeline, Temperature, parse
 from featcal.core.calibrator import NUDGE, keep_prediction, with_confidence
-from featcal.core.fit import StepReport, brier, ece, measure
+from featcal.core.fit import StepReport, brier, ece, measure, settle
 
 
 @pytest.fixture
@@ -148,6 +150,43 @@ def test_sequential_is_each_step_for_itself(made):
     both = parse("clip | temperature").fit(data, world.head, mode="sequential")
     assert both.steps[0].threshold == clip.threshold
     assert float(both.steps[1].temperature) == pytest.approx(float(hot.temperature), rel=1e-6)
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("heat", [0.5, 2.0])
+def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
+    registered, heat, always
+):
+    class Half(LogitMap):
+        """Halves the logits, whatever the data."""
+
+        name = "half"
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(()))
+
+        def map_logits(self, logits):
+            return logits * self.scale
+
+        def learn(self, problem):
+            self.assign(scale=0.5)
+            return [settle(self, problem, {"scale": 0.5}, "halved", always=always)]
+
+    logits = 3 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
+    labels = (logits / heat - (-noise.log()).log()).argmax(1)
+    before, after = (nn.functional.cross_entropy(z, labels).item() for z in (logits, logits / 2))
+    assert (after < before) == (heat == 2)
+    started = perf_counter()
+    fitted = Half().fit(Batch(logits, labels))
+    (step,) = fitted.report.steps
+    assert 0 <= step.seconds <= fitted.report.seconds <= perf_counter() - started
+    stays = always or after < before
+    assert (float(fitted.scale), step.noop) == ((0.5, False) if stays else (1, True))
+    assert step.values == ({"scale": 0.5} if stays else {})
+    assert step.loss_before == pytest.approx(before)
+    assert step.loss_after == pytest.approx(after if stays else before)
 
 
 @pytest.mark.parametrize("mode", ["joint", "sequential"])

@@ -190,7 +190,8 @@ def test_vertex_lies_between_the_neighbours():
     near = [Point(u, (u - 0.26) ** 2) for u in (-3.0, -0.5, 0.0, 0.6, 5.0)]
     assert vertex(near) == pytest.approx(0.26, abs=0.006)
     steep = [Point(-1.0, 9.0), Point(0.0, 0.0), Point(1.0, 0.001), Point(2.0, 9.0)]
-    assert 0 < vertex(steep) <= 0.5  # no further than half way to a neighbour
+    assert vertex(steep) == pytest.approx(0.5, abs=0.01)  # no further than half way to a neighbour
+    assert vertex([Point(-p.at, p.score) for p in steep]) == pytest.approx(-0.5, abs=0.01)
     rising = [Point(u, u) for u in (0.0, 1.0, 2.0)]
     assert vertex(rising) == 0.0
     assert vertex([Point(1.5, 0.0)]) == 1.5
@@ -296,7 +297,8 @@ def test_temper_says_at_which_cap_it_stopped(labels, side):
 def test_caps_lie_at_a_thousand_times_the_scale_and_at_a_thousandth(loss):
     logits, labels = drawn()
     data = [Batch(logits, labels)]
-    assert temper(data, loss).capped.tolist() == [0]
+    for scale in (None, 0.003, 1300.0):  # two thirds of the best, and half as much again
+        assert temper(data, loss, scale=scale).capped.tolist() == [0]
     for scale, inverse, side in ((1e4, 0.1, 1), (1e-4, 10.0, -1)):  # the best is near one half
         found = temper(data, loss, scale=scale)
         assert found.capped.tolist() == [side]
