@@ -91,6 +91,7 @@ def test_fitted_values_follow_a_model_up_to_more_precision_and_never_down():
     assert hot.half().temperature.dtype == torch.float32
     assert hot.bfloat16().temperature == 1 + 2**-20
     assert hot.double().temperature.dtype == torch.float64
+    assert hot.float().temperature.dtype == torch.float32
 
 
 def test_fitted_values_go_to_a_device_and_a_reset_leaves_them_there():

@@ -78,12 +78,16 @@ WALK = Walk(-4, 4, evaluations=40, tolerance=1e-8)
         ([(u, (u - 0.3) ** 2) for u in (0, 0.2, 0.5)], 0.3),  # three points make a parabola
         ([(u, u) for u in (0, 0.2, 0.5)], -0.25),  # which is trusted so far and no further
         ([(u, -u) for u in (0, 0.2, 0.5)], 0.75),
-        ([(u, u**2) for u in (-0.1, 0, 0.1)], None),  # nothing to gain
+        ([(u, u**2) for u in (-0.2, 0, 0.2)], None),  # nothing to gain
+        ([(u, u**2) for u in (-0.1, 0, 0.4)], 0.4 / 3),  # but a wide gap deserves a look
+        ([(u, u**2) for u in (-0.3, 0, 0.1)], -0.1),
+        ([(u, 1e3 * (u - 1e-4) ** 2) for u in (-0.1, 0, 0.1)], 4e-4),  # never too near
+        ([(u, 1e3 * (u + 1e-4) ** 2) for u in (-0.1, 0, 0.1)], -4e-4),
     ],
 )
 def test_where_a_walk_looks_next(points, expected):
     found = next_point([Point(*point) for point in points], WALK)
-    assert found == (expected if expected is None else pytest.approx(expected, abs=1e-3))
+    assert found == (expected if expected is None else pytest.approx(expected, abs=1.1e-4))
 
 
 @pytest.mark.parametrize("start", [-1.5, 0.0, 1.2])
@@ -158,6 +162,13 @@ def test_a_scan_ends_at_an_edge_where_the_score_falls_all_the_way():
     np.testing.assert_allclose(seen[:5], np.geomspace(0.1, 10, 5))
     minimize_log(lambda x: seen.append(x) or math.log(x) ** 2, 0.1, 10)
     assert len(seen) - found.steps >= 41
+
+
+@pytest.mark.parametrize("end", [900.0, 1 / 900])
+def test_a_minimum_next_to_an_edge_is_inside(end):
+    found = minimize_log(lambda x: parabola(math.log(end))(math.log(x)), 1e-3, 1e3)
+    assert found.at == pytest.approx(end, rel=1e-4)
+    assert found.converged
 
 
 def test_of_two_valleys_the_scan_takes_the_deeper():
