@@ -111,7 +111,7 @@ def changes(node, parents):
             yield node, "constant", ast.Constant(value + "-")
         case ast.Name(id=name) if name in NAMES and isinstance(above, ast.Call):
             yield node, "opposite", ast.Name(NAMES[name])
-        case ast.Attribute(value=value, attr=name) if name in NAMES:
+        case ast.Attribute(value=value, attr=name) if name in NAMES and isinstance(above, ast.Call):
             yield node, "opposite", ast.Attribute(value, NAMES[name])
         case ast.Call(args=[first, second, *rest]):
             called = ast.unparse(node.func).rpartition(".")[2]

@@ -212,6 +212,18 @@ def test_the_passes_of_the_head_are_counted_step_by_step(made, mode):
     assert steps[-1].loss_after <= steps[0].loss_after <= steps[0].loss_before
 
 
+def test_a_head_of_one_output_is_met_as_two_classes():
+    features = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    head = nn.Linear(4, 1)
+    labels = (features[:, 0] > 0).long()
+    labels[::3] = 1 - labels[::3]
+    found = Temperature().fit(Batch(None, labels, features), head)
+    assert found.report.classes == 2
+    with torch.no_grad():
+        alone = Temperature().fit(Batch(head(features), labels))
+    assert torch.equal(found.temperature, alone.temperature)
+
+
 def test_the_loss_is_a_parameter(made):
     world = made(n=600, d=8, k=4, heat=3.0)
     data = Batch(world.logits, world.labels)

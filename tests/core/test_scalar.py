@@ -271,14 +271,14 @@ def test_the_pull_has_its_own_slope_and_curvature():
     np.testing.assert_allclose(here[2], (high[1] - low[1]) / (2 * step), rtol=1e-6)
 
 
-@pytest.mark.parametrize("heat", [0.3, 1.0, 6.0, 40.0])
-def test_temper_agrees_with_scipy(heat):
+@pytest.mark.parametrize(("heat", "most"), [(0.3, 9), (1.0, 5), (6.0, 9), (40.0, 13)])
+def test_temper_agrees_with_scipy_within_few_passes(heat, most):
     logits, labels = drawn(heat=heat)
     found = temper([Batch(logits, labels)])
     assert found.inverse[0] == pytest.approx(scipy_inverse(logits, labels), rel=1e-6)
     assert found.loss == pytest.approx(nll64(logits, labels, found.inverse[0]) / 400, abs=1e-12)
     assert found.converged
-    assert found.steps <= 12
+    assert found.steps <= most
     assert found.temperature == 1 / found.inverse[0]
 
 
