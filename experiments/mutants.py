@@ -6,8 +6,8 @@ Every change of the kinds in `changes` is a mutant. Each is made in memory, in a
 one that has torch imported and the tests collected; no file is touched. A first run of the tests,
 without a change, tells which lines each test runs and how long it takes: a mutant meets the tests
 that run its line, fastest first, as many as fit the budget. It is killed by the first that fails,
-or by taking far more processor time than without it. Writes results/mutants.json and the part of
-docs/trust.md (`--dry` prints the survivors alone).
+or by taking far more processor time than without it. Every twentieth is tried unchanged, too, and
+must survive. Writes results/mutants.json and the part of docs/trust.md (`--dry` prints alone).
 """
 
 import argparse
@@ -24,7 +24,8 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -36,7 +37,7 @@ EQUIVALENT = ROOT / "experiments" / "mutants_equivalent.json"  # mutant -> why n
 START, END = "<!-- mutants: made by experiments/mutants.py -->", "<!-- end of mutants -->"
 SUITE = ("tests/core", "tests/metrics", "src/featcal/core", "src/featcal/metrics", "tests/methods")
 SKIPPED = "not auto"  # fits every recipe in every fold: minutes that show nothing of these modules
-MEMORY = 16 * 2**30
+MEMORY, CONTROLS = 16 * 2**30, 20
 
 SWAPPED = {
     **{ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt)},
@@ -51,7 +52,7 @@ SWAPPED = {
 OPPOSITES = (("min", "max"), ("amin", "amax"), ("any", "all"), ("floor", "ceil"))
 NAMES = dict(OPPOSITES) | {b: a for a, b in OPPOSITES}
 # Calls whose first two arguments may change places, or whose swap no program survives.
-EITHER_WAY = {"maximum", "minimum", "max", "min", "isinstance", "getattr", "setattr", "zip"}
+EITHER_WAY = {"maximum", "minimum", "max", "min", "vecdot", "isinstance", "getattr", "zip"}
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
@@ -63,6 +64,7 @@ class Mutant:
     line: int
     last: int
     function: str  # the outermost function it changes the inside of; empty if there is none
+    place: str  # that function, or what is assigned or defined there
     kind: str
     was: str
     now: str
@@ -73,7 +75,11 @@ class Mutant:
     def name(self):
         """What it is known by while lines move."""
         again = f" #{self.number}" if self.number else ""
-        return f"{self.file} {self.function}: {self.was} -> {self.now}{again}"
+        return f"{self.file} {self.place}: {self.was} -> {self.now}{again}"
+
+    def why_equivalent(self, known):
+        """The reason why no test can tell it, known for the one or for its whole place."""
+        return known.get(self.name) or known.get(f"{self.file} {self.place}")
 
 
 # --- what is changed -----------------------------------------------------------------------------
@@ -105,7 +111,7 @@ def changes(node, parents):
             yield node, "constant", ast.Constant(value + "-")
         case ast.Name(id=name) if name in NAMES and isinstance(above, ast.Call):
             yield node, "opposite", ast.Name(NAMES[name])
-        case ast.Attribute(value=value, attr=name) if name in NAMES:
+        case ast.Attribute(value=value, attr=name) if name in NAMES and isinstance(above, ast.Call):
             yield node, "opposite", ast.Attribute(value, NAMES[name])
         case ast.Call(args=[first, second, *rest]):
             called = ast.unparse(node.func).rpartition(".")[2]
@@ -210,10 +216,11 @@ def mutants_of(path):
             function = function_of([*parents, node])
             where = path.relative_to(SOURCE).as_posix()
             was = " ".join(ast.unparse(target).split())
-            seen[function, was, new] += 1
-            number = seen[function, was, new] - 1
+            place = function or defined([*parents, node])
+            number = seen[place, was, new]
+            seen[place, was, new] += 1
             lines = target.lineno, target.end_lineno
-            yield Mutant(where, *lines, function, kind, was, new, number, mutated)
+            yield Mutant(where, *lines, function, place, kind, was, new, number, mutated)
 
     return list(walk(ast.parse(text), []))
 
@@ -227,6 +234,18 @@ def function_of(path):
             if isinstance(node, ast.FunctionDef):
                 return ".".join(names) if child in node.body else ""
     return ""
+
+
+def defined(path):
+    """What a node outside of functions is part of: a constant, a field, a function's defaults."""
+    names = []
+    for node in path:
+        if isinstance(node, DEFINITIONS):
+            names.append(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            names.append(ast.unparse(target))
+    return ".".join(names)
 
 
 # --- how each is tried ---------------------------------------------------------------------------
@@ -249,12 +268,17 @@ def codes(text, path):
     return found
 
 
-def quiet():
-    """A forked process that says nothing and ends with its children."""
+def alone(seconds, work):
+    """What a forked process does: its work, unheard, in bounds, in a group that ends with it."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
+    if seconds:
+        most = int(5 * seconds) + 10
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    return work()
 
 
 def in_parallel(jobs, workers, told):
@@ -266,16 +290,11 @@ def in_parallel(jobs, workers, told):
             sys.stdout.flush()
             pid = os.fork()
             if not pid:
+                status = 1
                 try:
-                    quiet()
-                    if seconds:
-                        most = int(5 * seconds) + 10
-                        resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
-                        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-                    status = work()
-                except BaseException:
-                    status = 1
-                os._exit(status)
+                    status = alone(seconds, work)
+                finally:
+                    os._exit(status)
             running[pid] = name, time.monotonic() + (30 * seconds + 120 if seconds else 1e9)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid in running:
@@ -323,13 +342,12 @@ class Server:
         for place, mutant in enumerate(self.mutants):
             code = codes(mutant.text, SOURCE / mutant.file).get(mutant.function)
             inside = self.functions.get((mutant.file, mutant.function), [])
-            if code is None or not inside:
-                continue
-            if any(code.co_freevars != each.__code__.co_freevars for each in inside):
-                continue
-            chosen, seconds = tests(mutant)
-            chosen = [items[test] for test in chosen]
-            jobs.append((place, seconds, lambda c=code, f=inside, i=chosen: self.tried(c, f, i)))
+            if inside and all(code.co_freevars == each.__code__.co_freevars for each in inside):
+                chosen, seconds = tests(mutant)
+                chosen = [items[test] for test in chosen]
+                if place % CONTROLS == 0:
+                    jobs.append((f"-{place}", seconds, partial(self.tried, None, inside, chosen)))
+                jobs.append((place, seconds, partial(self.tried, code, inside, chosen)))
         found = in_parallel(jobs, workers, teller(self.mutants))
         (self.folder / "found.json").write_text(json.dumps(found))
         return True
@@ -368,9 +386,9 @@ class Server:
         return 0
 
     def tried(self, code, functions, items):
-        """0 if no test fails with this code in the place of the functions' own."""
+        """0 if no test fails with this code, None for none, in the place of the functions' own."""
         for function in functions:
-            function.__code__ = code
+            function.__code__ = code or function.__code__
         for item, after in zip(items, [*items[1:], None], strict=True):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if self.session.testsfailed:
@@ -428,10 +446,14 @@ def teller(mutants):
     started, done = time.monotonic(), Counter()
 
     def told(place, status):
+        if isinstance(place, str):
+            if status:
+                print(f"  killed without a change: {mutants[-int(place)].name}")
+            return
         done[status == 0] += 1
         if status == 0:
             mutant = mutants[place]
-            print(f"  survived: {mutant.file}:{mutant.line} {mutant.name.partition(' ')[2]}")
+            print(f"  survived, line {mutant.line}: {mutant.name}")
         if done.total() % 50 == 0:
             spent = time.monotonic() - started
             print(f"{done.total()} tried, {done[True]} survived, {spent:.0f} s", flush=True)
@@ -470,15 +492,17 @@ def try_all(mutants, options):
         if not (folder / "found.json").exists():
             raise SystemExit("The tests could not be collected or run: run pytest on them first")
         ran = [Ran(**each) for each in json.loads((folder / "survey.json").read_text())]
-        found = {int(n): s for n, s in json.loads((folder / "found.json").read_text()).items()}
+        found = json.loads((folder / "found.json").read_text())
     tests, jobs = chooser(ran, options.budget), []
     for place, mutant in enumerate(mutants):
-        if place not in found:
+        if str(place) not in found:
             chosen, seconds = tests(mutant)
-            work = lambda m=mutant, c=chosen: imported_anew(m, c)  # noqa: E731
-            jobs.append((place, seconds + 5, work))
+            if place % CONTROLS == 0:
+                same = replace(mutant, text=(SOURCE / mutant.file).read_text())
+                jobs.append((f"-{place}", seconds + 5, partial(imported_anew, same, chosen)))
+            jobs.append((place, seconds + 5, partial(imported_anew, mutant, chosen)))
     found |= in_parallel(jobs, options.workers, teller(mutants))
-    return found, len(ran)
+    return {str(place): status for place, status in found.items()}, len(ran)
 
 
 # --- what is told --------------------------------------------------------------------------------
@@ -487,35 +511,39 @@ def try_all(mutants, options):
 def summary(mutants, found, tests, everything, options, seconds):
     """The result file."""
     known = json.loads(EQUIVALENT.read_text())
-    rows, survivors, by_kind = defaultdict(Counter), [], defaultdict(Counter)
+    rows, survivors, told = defaultdict(Counter), [], {}
     for place, mutant in enumerate(mutants):
-        status = found[place]
-        alike = status == 0 and mutant.name in known
+        status = found[str(place)]
+        alike = status == 0 and mutant.why_equivalent(known) is not None
         slow = status in (-signal.SIGXCPU, -signal.SIGKILL)
         word = (
             "equivalent" if alike else "survived" if status == 0 else "slow" if slow else "failed"
         )
         rows[mutant.file][word] += 1
-        by_kind[mutant.kind][word] += 1
-        if status == 0 and not alike:
+        if alike:
+            told[mutant.name] = mutant.why_equivalent(known)
+        elif status == 0:
             survivors.append({k: v for k, v in asdict(mutant).items() if k != "text"})
     made = Counter(mutant.file for mutant in everything)
+    controls = [status for name, status in found.items() if name.startswith("-")]
     words = ("failed", "slow", "survived", "equivalent")
     return {
         "seed": options.seed,
         "made": len(everything),
         "tried": len(mutants),
+        "suite": options.tests,
         "tests": tests,
         "budget_seconds": options.budget,
         "workers": options.workers,
+        "controls": len(controls),
+        "controls_killed": sum(map(bool, controls)),
         "seconds": round(seconds),
         "files": [
             {"file": file, "made": made[file], **{w: rows[file][w] for w in words}}
             for file in sorted(rows)
         ],
-        "kinds": [{"kind": k, **{w: by_kind[k][w] for w in words}} for k in sorted(by_kind)],
         "survivors": survivors,
-        "equivalent": {m.name: known[m.name] for m in mutants if m.name in known},
+        "equivalent": told,
     }
 
 
@@ -539,11 +567,13 @@ def page(results):
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     told = [
         f"`make mutants` changes `core` and `metrics` in {results['made']:,} ways, one at a time, "
-        f"and asks {results['tests']:,} tests whether they notice. {results['tried']:,} mutants "
+        f"and asks {results['tests']:,} tests (of {', '.join(f'`{t}`' for t in results['suite'])}) "
+        f"whether they notice. {results['tried']:,} mutants "
         f"drawn with seed {results['seed']}, each tried by the tests that run its line, fastest "
         f"first, {results['budget_seconds']:g} s of them at most; out of time is five times their "
         f"processor time and 10 s. It took {results['seconds'] / 60:.0f} minutes with "
-        f"{results['workers']} at a time (`WORKERS=`; `SAMPLE=0` for every mutant).",
+        f"{results['workers']} at a time (`WORKERS=`; `SAMPLE=0` for every mutant). Without a "
+        f"change {results['controls_killed']} of {results['controls']} were killed.",
         "",
         "Changed are comparisons, arithmetic, `and` and `or`, `not`, conditions, numbers (one "
         "more), compared words, defaults, minima and maxima, the order of arguments, returned "

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch, FeatureClip, Temperature
+from featcal.core import batch as batches
 from featcal.core.batch import (
     Chunked,
     Through,
@@ -108,10 +109,9 @@ def test_rows_pick_every_tensor_alike_and_labels_may_be_a_list(rows):
     assert Batch(torch.randn(3, 2), [1, 0, 1]).labels.tolist() == [1, 0, 1]
 
 
-def test_chunks_are_bounded_joined_and_lose_no_row(rows):
+def test_chunks_are_bounded_joined_and_lose_no_row(rows, monkeypatch):
     parts = [rows.rows(slice(start, start + 3)) for start in range(0, 25, 3)]
     assert [len(chunk) for chunk in Chunked(parts, rows=10)] == [9, 9, 9]
-    assert [len(chunk) for chunk in Chunked([rows.rows(slice(0, 5))] * 6, rows=10)] == [10, 10, 10]
     for data, sizes in (([rows], [40, 40, 20]), ([*parts, rows.rows(slice(27, 100))], None)):
         chunks = list(Chunked(data, rows=40))
         assert sizes is None or [len(chunk) for chunk in chunks] == sizes
@@ -121,8 +121,10 @@ def test_chunks_are_bounded_joined_and_lose_no_row(rows):
     odd = [rows.rows(slice(0, 2)), Batch(rows.logits, rows.labels).rows(slice(2, 4)), parts[2]]
     assert [len(chunk) for chunk in Chunked(odd, rows=10)] == [2, 2, 3]
     # What an inner layer gives may be a thousand times as wide as what enters the last one.
-    wide_rows = Batch(None, torch.zeros(70, dtype=torch.long), torch.zeros(70, 2**21))
-    assert [len(part) for part in Chunked([wide_rows])] == [32, 32, 6]
+    monkeypatch.setattr(batches, "CHUNK_VALUES", 2**10)
+    wide_rows = Batch(None, torch.zeros(70, dtype=torch.long), torch.zeros(70, 30))
+    assert [len(part) for part in Chunked([wide_rows])] == [34, 34, 2]
+    assert [len(part) for part in Chunked([wide_rows] * 2, rows=20)] == [20, 20, 20, 10] * 2
     once = as_data(rows)
     assert as_data(once) is once
 
@@ -131,6 +133,8 @@ def test_no_rows_are_one_chunk_and_rows_may_come_one_by_one(rows):
     empty, two = rows.rows(slice(0, 0)), rows.rows(slice(0, 2))
     assert [len(chunk) for chunk in Chunked([empty], rows=1)] == [0]
     assert [len(chunk) for chunk in Chunked([two], rows=1)] == [1, 1]
+    assert [len(chunk) for chunk in Chunked([two] * 6, rows=4)] == [4, 4, 4]
+    assert [len(chunk) for chunk in Chunked([two] * 3, rows=5)] == [4, 2]
 
 
 def test_a_batch_goes_to_a_device_and_stays_without_one(rows):
@@ -191,6 +195,9 @@ def test_through_computes_the_logits_once_or_recomputes_what_is_over_budget(
         assert all((b.features is not None) == with_features for b in seen)
     assert view.kept == fits
     assert calls.rows == (110 if fits else 310)
+    ample = Through(parts, calls)  # features come along, and memory suffices, unless said otherwise
+    assert all(batch.features is not None for batch in [*ample, *ample])
+    assert ample.kept
 
 
 def test_nothing_stays_of_logits_that_turn_out_too_many(rows):

@@ -1,5 +1,7 @@
 """The base class: registration, pipelines, fitted values, loading; predictions kept."""
 
+from time import perf_counter
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from featcal import METHODS, Batch, FeatureClip, InputError, LogitMap, Pipeline, Temperature, parse
 from featcal.core.calibrator import NUDGE, keep_prediction, with_confidence
-from featcal.core.fit import StepReport, brier, ece, measure
+from featcal.core.fit import StepReport, brier, ece, measure, settle
 
 
 @pytest.fixture
@@ -70,6 +72,14 @@ def test_learned_shapes_come_from_the_file(registered):
     inside.load_state_dict(inside.state_dict())
 
 
+def test_a_new_method_promises_nothing_it_does_not_say(registered):
+    shift = shift_class()()
+    flags = "needs_features takes_features needs_train keeps_accuracy keeps_rows jumps alone"
+    assert not any(getattr(shift, flag) for flag in flags.split())
+    assert shift.quick is shift.report is None
+    assert FeatureClip().needs_features
+
+
 def test_a_reset_is_a_fresh_calibrator_of_the_same_hyperparameters(registered):
     shift = shift_class()(scale=0.5).assign(by=torch.arange(5.0))
     assert shift.reset() is shift
@@ -81,6 +91,7 @@ def test_fitted_values_follow_a_model_up_to_more_precision_and_never_down():
     assert hot.half().temperature.dtype == torch.float32
     assert hot.bfloat16().temperature == 1 + 2**-20
     assert hot.double().temperature.dtype == torch.float64
+    assert hot.float().temperature.dtype == torch.float32
 
 
 def test_fitted_values_go_to_a_device_and_a_reset_leaves_them_there():
@@ -140,6 +151,79 @@ def test_sequential_is_each_step_for_itself(made):
     both = parse("clip | temperature").fit(data, world.head, mode="sequential")
     assert both.steps[0].threshold == clip.threshold
     assert float(both.steps[1].temperature) == pytest.approx(float(hot.temperature), rel=1e-6)
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("heat", [0.5, 2.0])
+def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
+    registered, heat, always
+):
+    class Half(LogitMap):
+        """Halves the logits, whatever the data."""
+
+        name = "half"
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(()))
+
+        def map_logits(self, logits):
+            return logits * self.scale
+
+        def learn(self, problem):
+            self.assign(scale=0.5)
+            return [settle(self, problem, {"scale": 0.5}, "halved", always=always)]
+
+    logits = 3 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
+    labels = (logits / heat - (-noise.log()).log()).argmax(1)
+    before, after = (nn.functional.cross_entropy(z, labels).item() for z in (logits, logits / 2))
+    assert (after < before) == (heat == 2)
+    started = perf_counter()
+    fitted = Half().fit(Batch(logits, labels))
+    (step,) = fitted.report.steps
+    assert 0 <= step.seconds <= fitted.report.seconds <= perf_counter() - started
+    stays = always or after < before
+    assert (float(fitted.scale), step.noop) == ((0.5, False) if stays else (1, True))
+    assert step.values == ({"scale": 0.5} if stays else {})
+    assert step.loss_before == pytest.approx(before)
+    assert step.loss_after == pytest.approx(after if stays else before)
+
+
+@pytest.mark.parametrize("mode", ["joint", "sequential"])
+def test_the_passes_of_the_head_are_counted_step_by_step(made, mode):
+    world = made(n=400, d=8, k=3, heat=2.0)
+    asked = [0]
+
+    class Counting(nn.Linear):
+        def forward(self, features):
+            asked[0] += len(features)
+            return super().forward(features)
+
+    head = Counting(8, 3)
+    head.load_state_dict(world.head.state_dict())
+    asked[0] = -64  # on which a head is tried
+    data = Batch(None, world.labels, world.features)
+    steps = parse("clip | temperature | temperature").fit(data, head, mode=mode).report.steps
+    clip, *hot = [step.head_passes for step in steps]
+    assert clip * 400 >= asked[0] - sum(hot) * 400 > (clip - 1) * 400
+    assert sum(hot) <= 2
+    assert [step.name for step in steps] == ["clip", "temperature", "temperature"]
+    assert steps[-1].loss_after <= steps[0].loss_after <= steps[0].loss_before
+
+
+def test_a_head_of_one_output_is_met_as_two_classes():
+    features = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    head = nn.Linear(4, 1)
+    with torch.no_grad():
+        head.weight[:], head.bias[:] = torch.tensor([5.0, 0.0, 0.0, 0.0]), 0.0
+    labels = (features[:, 0] > 0).long()
+    labels[::3] = 1 - labels[::3]
+    found = Temperature().fit(Batch(None, labels, features), head)
+    assert found.report.classes == 2
+    with torch.no_grad():
+        alone = Temperature().fit(Batch(head(features), labels))
+    assert torch.equal(found.temperature, alone.temperature)
 
 
 def test_the_loss_is_a_parameter(made):

@@ -10,7 +10,14 @@ from torch import nn
 
 from featcal import Batch, FeatureClip, InputError, Temperature
 from featcal.core.batch import as_data
-from featcal.core.checks import check_probs, check_same
+from featcal.core.checks import (
+    check_batch,
+    check_finite,
+    check_probs,
+    check_same,
+    checked_labels,
+    rows_text,
+)
 from featcal.core.fit import survey
 
 DRAW = torch.Generator().manual_seed(0)
@@ -147,6 +154,24 @@ def test_stored_logits_may_be_off_by_a_share_of_the_rows_largest(dtype, share):
         check_same(small + 1.01 * share, small.to(dtype))
 
 
+def test_rows_are_counted_from_0_or_where_a_caller_says():
+    labels, bad = put(Y, 5, 3), put(Z, 5, math.nan)
+    for refused in (
+        lambda **first: checked_labels(labels, 3, **first),
+        lambda **first: check_finite("logits", bad, **first),
+        lambda **first: check_batch(Batch(Z, labels), classes=3, **first),
+        lambda **first: check_batch(Batch(bad, Y), classes=3, **first),
+    ):
+        with pytest.raises(InputError, match="in row 5:"):
+            refused()
+        with pytest.raises(InputError, match="in row 25:"):
+            refused(first_row=20)
+    assert checked_labels(Y.to(torch.int8), 3, rows=100).dtype == torch.int64
+    assert rows_text(torch.tensor([4])) == "row 4"
+    assert rows_text(torch.arange(5)) == "rows 0, 1, 2, 3, 4"
+    assert rows_text(torch.arange(6)) == "rows 0, 1, 2, 3, 4 and 1 more"
+
+
 def test_a_probability_may_round_out_of_range_by_a_millionth():
     for edge, out in ((-1e-6, -1.001e-6), (1 + 1e-6, 1 + 1.001e-6)):
         for row in ([1 - edge, edge], [edge]):
@@ -162,11 +187,19 @@ def test_probabilities_may_be_off_by_what_their_precision_or_the_caller_allows()
     check_probs(probs.bfloat16())
     check_probs(probs + 3e-3, slack=1e-2)
     check_probs(probs[:0])
+    for off, dtype in ((0.002, torch.float32), (0.002, torch.float64), (0.03, torch.bfloat16)):
+        with pytest.raises(InputError, match="with the sum"):
+            check_probs((probs + off).to(dtype))
+    with pytest.raises(InputError, match="with the sum"):
+        Batch.from_probs(probs + 0.01, Y)
+    Batch.from_probs(probs + 0.003, Y)  # a logarithm forgives more
     check_probs(torch.tensor([0.0, 1.0 + 1e-7]))
     with pytest.raises(InputError, match=r"line 4 holds .* with the sum 1.0\d+: .*; mend it"):
         check_probs(
             put(probs, 3, probs[3] + 0.01), place=lambda n: f"line {n + 1}", remedy="mend it"
         )
+    with pytest.raises(InputError, match=r"probs\[1\] holds -0.5 to 1.5 with the sum 1"):
+        check_probs(torch.tensor([[1.0, 0.0], [-0.5, 1.5]]))
     for wrong in (probs.long(), put(probs, (5, 1), math.nan), torch.tensor([0.5, -0.1])):
         with pytest.raises(InputError, match="prob"):
             check_probs(wrong)

@@ -54,6 +54,7 @@ def found(rank):
         "rows": dist.gather(features).tolist(),
         "gathered": [each.tolist() for each in gathered([own], 3)],
         "facts": [facts.rows, facts.classes, facts.width],
+        "no features": survey(as_data(Batch(logits, labels)), None).width,
         "refused": refused,
         "asked": rows_asked(counted),
         "kept": kept_everywhere(type("Problem", (), {"data": view})),
@@ -110,6 +111,7 @@ def test_every_rank_learns_of_all_rows(answers):
         assert got["rows"] == FEATURES.tolist()
         assert got["gathered"] == [LOGITS.tolist(), LABELS.tolist()]
         assert got["facts"] == [7, 3, 4]
+        assert got["no features"] == 0
         assert got["asked"] == 7
         assert got["kept"] is False  # one rank could not keep its logits
         assert got["confidence"] == pytest.approx(whole.confidence.tolist(), abs=1e-6)

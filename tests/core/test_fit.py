@@ -210,6 +210,19 @@ def test_weights_merged_in_eval_mode_come_back(outer):
     assert not model[1][0].merged
 
 
+def test_a_flag_comes_back_even_where_train_refuses_it(module):
+    class Frozen(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    frozen = Frozen(2)
+    frozen.training = True
+    with undisturbed(nn.Sequential(frozen, module)):
+        assert not frozen.training
+    assert frozen.training
+    assert module.training
+
+
 def test_exact_turns_autocast_off_and_on_again():
     a = torch.randn(4, 4)
     with exact():

@@ -96,6 +96,31 @@ def test_no_rows_have_shapes_all_the_same(data):
     assert (found.features.shape, found.logits.shape, len(found)) == ((0, 3), (0, 2), 0)
 
 
+def test_dealt_folds_are_those_of_the_seed_in_whatever_parts_the_rows_come():
+    whole = rows(90)
+
+    def dealt(data, *args, **kwargs):
+        return torch.cat([fold for _, fold in Folds.shuffled(data, *args, **kwargs)])
+
+    one = dealt([whole], 4, 90, seed=3)
+    assert torch.equal(dealt(cut(whole, [1, 1, 40]), 4, 90, seed=3), one)
+    first, second = cut(whole, [40])
+    apart = [dealt([first], 4, 90, seed=3), dealt([second], 4, 90, seed=3, first_row=40)]
+    assert torch.equal(torch.cat(apart), one)
+    order = np.random.default_rng((3, 4)).permutation(90)
+    assert one[order].tolist() == [place % 4 for place in range(90)]
+
+
+def test_a_sample_takes_the_lowest_hashes_and_labels_decide_between_equal_rows():
+    whole = rows(50)
+    found = hashed_sample([whole], 20, width=3)
+    assert found.logits is None
+    order = row_hash(whole.features).argsort()[:20]
+    assert torch.equal(found.features, whole.features[order])
+    same = Batch(None, torch.tensor([2, 0, 1] * 3), torch.ones(9, 3))
+    assert hashed_sample(cut(same, [2, 5]), 5, width=3).labels.tolist() == [0, 0, 0, 1, 1]
+
+
 def brute(points, stored, count):
     gaps = np.asarray(points, float)[:, None] - np.asarray(stored, float)[None]
     return np.sort((gaps**2).sum(2), 1)[:, :count]

@@ -48,6 +48,8 @@ def test_bounds_are_reached_and_no_wider():
     assert COLUMNS["overconfidence"].low == -1
     highs = {name: column.high for name, column in COLUMNS.items() if column.high != 1}
     assert highs == {"nll": math.inf, "brier": 2}
+    assert {name for name, c in COLUMNS.items() if c.power != 0.5} == {"smooth_ece"}
+    assert COLUMNS["smooth_ece"].power == pytest.approx(1 / 3)
 
 
 def test_how_a_value_is_printed():

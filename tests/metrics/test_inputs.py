@@ -20,8 +20,9 @@ LABELS = torch.tensor([0, 1, 0])
 
 
 def refuses(text, **arguments):
-    with pytest.raises(InputError, match=re.escape(text)):
-        Predictions.of(**arguments)
+    for read in (Predictions.of, top_label):
+        with pytest.raises(InputError, match=re.escape(text)):
+            read(**arguments)
 
 
 # --- k classes ------------------------------------------------------------------------------------
@@ -66,7 +67,9 @@ def test_16_bit_values_are_widened_and_may_miss_1_by_more(dtype):
     p = Predictions.of(logits=logits.to(dtype), labels=labels)
     assert p.probs.dtype == p.confidence.dtype == torch.float32
     assert torch.equal(p.probs, logits.to(dtype).float().softmax(1))
-    assert Predictions.of(logits.softmax(1).to(dtype), labels).probs.dtype == torch.float32
+    narrow = logits.softmax(1).to(dtype)
+    assert Predictions.of(narrow, labels).probs.dtype == torch.float32
+    assert torch.equal(top_label(narrow, labels).confidence, narrow.float().amax(1))
     assert Predictions.of(HALVES.double(), LABELS).log_true.dtype == torch.float64
     rows = torch.tensor([[0.504, 0.501]])
     assert len(Predictions.of(rows.to(dtype), LABELS[:1])) == 1
@@ -133,6 +136,7 @@ ONE_HOT = torch.tensor([[0, 1], [1, 0], [0, 1]])
             "sum to 1; if these are logits pass logits=...",
         ),
         ({"probs": NAN}, "probs[1] holds nan"),
+        ({"probs": torch.tensor([[0.9, 0.3, -0.2]] * 3)}, "probs[0] holds -0.2 to 0.9"),
         ({"logits": -1 / (1 - 2 * NAN)}, "logits are NaN or infinite in rows 0, 1, 2"),
         ({"probs": torch.full((3, 1, 1), 0.5)}, "probs has shape (3, 1, 1)"),
         ({"logits": torch.tensor(0.5)}, "logits has shape ()"),

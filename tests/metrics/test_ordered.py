@@ -184,6 +184,22 @@ def test_sure_and_right_is_zero_and_below_the_smallest_width_a_bound_is_given():
     assert smooth_ece(*binary([0.9999], [1])) == pytest.approx(1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize(("terms", "intervals"), [(9, 4096), (2049, 4096), (2050, 8192)])
+def test_the_area_is_that_of_a_plain_cosine_sum_on_the_grid(terms, intervals):
+    """Two intervals or more to the shortest half wave, in powers of two from 4096 up."""
+    t, widths = np.linspace(0, 1, intervals + 1), [0.0, 1e-4, 0.1]
+    some = {0: 0.05, 1: 0.3, 7: -0.2, terms - 1: 0.4}
+    coefficients = torch.zeros(3, terms, dtype=torch.float64)
+    coefficients[:, list(some)] = torch.tensor(list(some.values()), dtype=torch.float64)
+    expected = []
+    for width in widths:
+        damped = [c * math.exp(-((math.pi * k * width) ** 2) / 2) for k, c in some.items()]
+        curve = sum(c * np.cos(np.pi * k * t) for k, c in zip(some, damped, strict=True))
+        expected.append(np.trapezoid(np.abs(curve), t))
+    found = ordered.smoothed_area(coefficients, torch.tensor(widths, dtype=torch.float64))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
 def test_the_terms_that_are_left_out_are_negligible_and_no_more_than_those_are_computed():
     for width in (0.001, 0.03, 0.2, 1.0):
         terms = ordered.series_terms(width)
