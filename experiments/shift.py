@@ -39,7 +39,7 @@ from featcal.report.scores import calibrated_logits
 from featcal.report.tables import Table, fitted_text
 from featcal.train.history import HUES, Batches
 from featcal.train.loop import full_precision
-from featcal.train.run_folder import CHECKPOINT, said_in
+from featcal.train.run_folder import CHECKPOINT, KEY
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, TEXT_RESULTS = (ROOT / "results" / f"{name}.json" for name in ("shift", "example-text"))
@@ -74,8 +74,9 @@ def weights_of(path):
     file = next(filter(Path.is_file, files), None)
     if file is None:
         raise SystemExit(f"{path} has neither {WEIGHTS} nor {CHECKPOINT}: train --keep-weights")
-    about, start = said_in(file), "model."
+    start = "model."
     with safe_open(file, "pt") as found:
+        about = json.loads(found.metadata()[KEY])
         keys = [key for key in found.keys() if key.startswith(start)]  # noqa: SIM118
         return about, {key.removeprefix(start): found.get_tensor(key) for key in keys}
 

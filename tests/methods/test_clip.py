@@ -560,7 +560,7 @@ def test_order_batches_and_processes_change_nothing(made, monkeypatch, tmp_path,
         pytest.skip("a process that has used CUDA cannot be forked")
     if walks:
         monkeypatch.setattr(clip_module, "CHEAP", 0)
-    world = made(n=2400, d=256 if walks else 96, k=4)
+    world = made(n=2400, d=512 if walks else 96, k=4)
     batch, weight = as_batch(world), world.head.weight.detach()
     order = torch.from_numpy(np.random.default_rng(0).permutation(2400))
     recipes = SHUFFLED if walks else SHUFFLED[:1]

@@ -431,14 +431,19 @@ def refitting(problem: Problem) -> Problem:
     return problem
 
 
-def refitted(problem: Problem, view: Data) -> Data:
-    """Rows with the logits of a value that a step tries, after its later steps are refitted."""
+def refitted(problem: Problem, view: Data) -> tuple[Data, float | None]:
+    """Rows with the logits of a value that a step tries, after its later steps are refitted.
+
+    With the loss of the fit where the refit has told it.
+    """
     then = problem.then
     if then is None:
-        return view
+        return view, None
     kept = Through(view, stored_logits, features=False)
-    then.learn(replace(problem, data=kept, then=None, before=None, judged=True, warm=True))
-    return Through(kept, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
+    again = replace(problem, data=kept, then=None, before=None, judged=True, warm=True)
+    *_, last = then.learn(again)
+    data = Through(kept, lambda batch: then(None, lambda _: stored_logits(batch)), keep=0)
+    return data, last.loss_after
 
 
 @dataclass(eq=False)

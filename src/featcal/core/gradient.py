@@ -31,6 +31,7 @@ Weighted = tuple[float, Array]  # a loss, and the weights (3,) that reach it
 
 FLAT = 1e-7  # converged when no entry of the gradient of the mean loss is larger
 ENOUGH = 1e-12  # what a step of the mixture may still promise, in nats per row, when it ends
+ROUNDING = 1e-15  # nats per row that no sum can tell from none
 STEPS = 100
 STEEPEST = 300.0  # log of the largest ratio of a part to the mixture: its square is still finite
 
@@ -202,6 +203,8 @@ def likeliest_weights(parts: Tensor, rows: int) -> Weighted:
         if weights @ slope - slope.min() < ENOUGH:
             break
         step = simplex_minimum(bend, slope - bend @ weights) - weights
+        if -float(slope @ step) < ROUNDING:
+            break
         for length in 0.5 ** np.arange(40):
             there = curve(weights + length * step)
             if there[0] <= value + 1e-4 * length * float(slope @ step):

@@ -35,6 +35,7 @@ PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
 SURE = 1e-6  # nats per row: with less than this to lose, rows may be right and sure for ever
 THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
 ENOUGH = 1e-11  # nats per row: where a step promises less it is the last, and lands closer still
+NEARLY = 1e-7  # the same where many temperatures are compared and one is refitted: 1e-9 is reached
 
 
 @dataclass(frozen=True)
@@ -254,16 +255,18 @@ def temper(
     """The temperature that minimises a loss; None where no temperature matters.
 
     Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
-    a walk. Whoever has measured LOGIT_SCALE already, or knows a b that is close, saves passes by
-    giving it.
+    a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it, and whoever knows a
+    b that is close and tries many of them, a few more.
     """
     scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
     if scale == 0:
         return None
     low, high = 1 / (CAP * scale), CAP / scale
     if loss.base is nll:
+        enough = ENOUGH if start is None else NEARLY
         begin = _start(data, low, high, loss.smoothing) if start is None else start
-        return _newton(data, None, 1, (low, high), start=begin, smoothing=loss.smoothing)
+        caps = (low, high)
+        return _newton(data, None, 1, caps, start=begin, smoothing=loss.smoothing, enough=enough)
 
     def score(inverse: float) -> float:
         # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
@@ -323,6 +326,7 @@ def _newton(
     *,
     start: float = 1.0,
     smoothing: float = 0.0,
+    enough: float = ENOUGH,
 ) -> Tempered:
     """Every cell's search, one step each per pass, until all have settled.
 
@@ -332,7 +336,7 @@ def _newton(
     """
     floor, ceiling = caps
     start = float(min(max(start, floor), ceiling))
-    searches = [_Search(start, floor, ceiling) for _ in range(cells)]
+    searches = [_Search(start, floor, ceiling, enough) for _ in range(cells)]
     for step in range(1, STEPS + 1):
         inverse = np.array([search.inverse for search in searches])
         sums = _sums(data, inverse, cell_of, smoothing)
@@ -374,8 +378,8 @@ def _sums(data: Data, inverse: Array, cell_of: CellOf | None, smoothing: float) 
 class _Search:
     """One cell's search for the root of the slope, inside a bracket that shrinks."""
 
-    def __init__(self, start: float, low: float, high: float) -> None:
-        self.inverse, self.low, self.high = start, low, high
+    def __init__(self, start: float, low: float, high: float, enough: float) -> None:
+        self.inverse, self.low, self.high, self.enough = start, low, high, enough
         self.floor, self.ceiling = low, high
         self.value, self.done, self.capped = math.nan, False, 0
         self.settled: tuple[float, float] | None = None  # b and value, while the cap is probed
@@ -403,7 +407,7 @@ class _Search:
             self.done = True
             return
         gain = slope**2 / (2 * bend) if bend > 0 else math.inf
-        if not gain < ENOUGH * rows:
+        if not gain < self.enough * rows:
             self.inverse = self._next(slope, bend, probe=probe)
         elif slope < 0 and value < SURE * rows:
             # Next to nothing is left to gain upwards: the labels may be separated completely.

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Head, Through, joined, stored_logits, unchecked
+from featcal.core.batch import Batch, Head, joined, stored_logits, unchecked
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError, check_choice, check_flags
 from featcal.core.fit import (
@@ -191,19 +192,21 @@ def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]
     refused: set[int] = set()
     for fold in track("choosing a recipe", range(FOLDS)):
         held = group % FOLDS == fold
-        seen, unseen = (cautious_part(problem, rows.rows(part)) for part in (~held, held))
+        parts = tuple(cautious_part(problem, rows.rows(part)) for part in (~held, held))
+        begun = {NONE: parts}  # the rows seen and unseen after a recipe, for those that go on
         groups = group[held]
         for place, name in enumerate(names):
-            data: Through = unseen.data
-            if name != NONE:
-                step = parse(name).to(problem.facts.device)
+            first = FIRST if name.startswith(f"{FIRST} | ") and FIRST in begun else NONE
+            if name not in begun:
+                steps = parse(name).to(problem.facts.device).steps_in_order()
+                steps = steps[1:] if first == FIRST else steps
                 try:
-                    run_steps(step.steps_in_order(), seen, "joint")
+                    run_steps(steps, begun[first][0], "joint")
                 except InputError:
                     refused.add(place)
                     continue
-                data = after(unseen, step).data
-            (batch,) = data
+                begun[name] = tuple(reduce(after, steps, part) for part in begun[first])
+            (batch,) = begun[name][1].data
             for one in range(fold, GROUPS, FOLDS):
                 part = batch.rows(groups == one)
                 logits = stored_logits(part)

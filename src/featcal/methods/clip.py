@@ -59,6 +59,7 @@ MOSTLY = 0.7  # the share of touched rows from which on picking them costs more 
 SMALL = 2**24  # n d k at most,
 ENOUGH = 2048  # and fewer rows than this: from here on samples can be trusted;
 CHEAP = 2**22  # or n d k so small that looking everywhere costs less than thinking
+JOINT = 64  # thresholds where later steps are refitted for each
 
 # All other data: a scan of a sample, a walk on all rows, a window around its end.
 SHARE, MOST = 0.16, 4096  # of the rows in the sample; more rows tell a scan nothing new
@@ -331,7 +332,11 @@ class Trials:
         losses = dict.fromkeys([self.criterion, self.problem.loss])
         if self.accuracy:
             losses[accuracy] = None
-        values = dict(zip(losses, measure(refitted(self.problem, view), *losses), strict=True))
+        data, loss = refitted(self.problem, view)
+        if loss is not None and [*losses] == [self.problem.loss]:
+            values = {self.problem.loss: loss}
+        else:
+            values = dict(zip(losses, measure(data, *losses), strict=True))
         score, loss = values[self.criterion], values[self.problem.loss]
         trial = Trial(threshold, score, loss, values.get(accuracy, math.nan))
         self.seen.append(trial)
@@ -347,7 +352,7 @@ class Trials:
         """The same trial with its accuracy."""
         if not math.isnan(trial.accuracy):
             return trial
-        data = refitted(self.problem, self.data(trial.threshold))
+        data, _ = refitted(self.problem, self.data(trial.threshold))
         return replace(trial, accuracy=measure(data, accuracy)[0])
 
     def data(self, threshold: float) -> Through:
@@ -427,13 +432,16 @@ class Search:
         problem = self.problem
         smallest = math.log(quantiles(activation_counts(problem.source), [0.8])[0])
         # The fewer the rows, the rougher NLL(c); every point of a joint fit is a fit of its own.
-        points = (1200 if problem.facts.rows < 512 else 400) // (1 if problem.then is None else 4)
+        points = 1200 if problem.facts.rows < 512 else 400
+        points = points if problem.then is None else JOINT
         grid = np.linspace(smallest - math.log(64), math.log(self.peak), points)
         step = float(grid[1] - grid[0])
         path = self.along(math.exp(grid[0]))
         for log_c in track("clip: every threshold", grid.tolist()):
             path.point(log_c)
-        for _ in range(2):
+        if problem.then is not None:
+            narrow(path)
+        for _ in range(2 if problem.then is None else 0):
             starts = sorted(self.allowed(path.seen), key=lambda trial: trial.score)[:3]
             for trial, shift in product(starts, np.linspace(-step, step, 17)):
                 path.point(math.log(trial.threshold) + shift)
@@ -571,14 +579,18 @@ class Search:
             return math.inf, None
         scan = [*spaced(top, few[0], 3 * APART), *spaced(few[0], low, APART)]
         facts, reach = self.problem.facts, top - low
-        if facts.rows * facts.classes > SCANNED:
-            part = sample(self.problem, SCANNED / (facts.rows * facts.classes))
+        share = SCANNED / (facts.rows * facts.classes)
+        if self.problem.then is None:  # its valleys are not as shallow
+            share /= 4
+        if share < 1:
+            part = sample(self.problem, share)
             rough = self.along(self.peak, part.data, reach, part)
             for log_c in track("clip: far end", scan):
                 rough.point(log_c)
             if rough.seen[0].score - lowest(rough.seen).score < found.gain - CLOSE:
                 return math.inf, None
-            scan = sorted({at for three in valleys(rough.seen)[:3] for at in three}, reverse=True)
+            near = {one.threshold for three in valleys(rough.seen)[:3] for one in three}
+            scan = [math.log(c) for c in sorted(near, reverse=True)]
         path = self.along(self.peak, self.problem.data, reach)
         for log_c in track("clip: far end", scan):
             path.point(log_c)
@@ -634,33 +646,30 @@ def spaced(start: float, end: float, apart: float) -> list[float]:
     return [float(at) for at in np.linspace(start, end, points)]
 
 
-def valleys(trials: list[Trial]) -> list[tuple[float, float, float]]:
-    """Log thresholds that score below both neighbours, between these; the lowest first."""
+def valleys(trials: list[Trial]) -> list[tuple[Trial, Trial, Trial]]:
+    """Trials no higher than their neighbours, in the midst of these; the lowest first."""
     order = sorted(
         {trial.threshold: trial for trial in trials}.values(), key=lambda trial: trial.threshold
     )
-    edges = [order[0], *order, order[-1]]
-    found = [
-        three
-        for three in zip(edges, order, edges[2:], strict=False)
-        if three[1].score <= min(three[0].score, three[2].score)
-    ]
-    found.sort(key=lambda three: three[1].score)
-    return [
-        (math.log(a.threshold), math.log(b.threshold), math.log(c.threshold)) for a, b, c in found
-    ]
+    threes = zip([order[0], *order], order, [*order[1:], order[-1]], strict=False)
+    found = [(a, b, c) for a, b, c in threes if b.score <= min(a.score, c.score)]
+    return sorted(found, key=lambda three: three[1].score)
 
 
 def narrow(path: Trials) -> None:
     """Halves the way to the neighbours of the lowest valleys, of fewer valleys each time.
 
-    Where no later step is refitted, trials are cheap and what is left is looked at closely.
+    One that would have to fall further than it rises is left alone. Where no later step is
+    refitted, trials are cheap and what is left is looked at closely.
     """
     for most in NARROWED:
-        for left, at, right in valleys(path.seen)[:most]:
+        best = lowest(path.seen).score
+        for left, one, right in valleys(path.seen)[:most]:
+            rise = max(left.score, right.score) - one.score
             for end in (left, right):
-                if abs(end - at) > 1.5 * NARROW:
-                    path.point((at + end) / 2)
+                apart = abs(math.log(end.threshold / one.threshold))
+                if rise > max(GAIN, one.score - best) and apart > 1.5 * NARROW:
+                    path.at(math.sqrt(end.threshold * one.threshold))
     if path.problem.then is None:
         centre = math.log(lowest(path.seen).threshold)
         for shift in np.linspace(-NARROW, NARROW, 17).tolist():

@@ -120,7 +120,8 @@ def scored(problem: Problem, norms: list[Tensor]) -> Callable[[float], float]:
     data = Through(problem.data, stored_logits, features=False)  # the norms are all they say
 
     def score(threshold: float) -> float:
-        return measure(refitted(problem, Toned(data, norms, threshold)), problem.loss)[0]
+        view, loss = refitted(problem, Toned(data, norms, threshold))
+        return measure(view, problem.loss)[0] if loss is None else loss
 
     return score
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import ClassVar, final
 
@@ -59,7 +60,8 @@ class Temperature(LogitMap):
         """Newton for the NLL; a scan and a walk in log T for any other loss."""
         near = 1 / float(self.temperature) if problem.warm else None
         self.reset()
-        data, before = problem.data, problem.loss_before()
+        # In a refit for what an earlier step tries, nobody asks what the loss was without T.
+        data, before = problem.data, math.inf if problem.warm else problem.loss_before()
         named = self.criterion is not None
         criterion = problem.criterion(str(self.criterion)) if named else problem.loss
         own = criterion is problem.loss
@@ -71,6 +73,7 @@ class Temperature(LogitMap):
             if not found.loss < unscaled:
                 found, why = None, "T = 1 is already the best temperature"
         if found is None:
+            before = problem.loss_before()
             return [StepReport(self.name, {"temperature": 1.0}, True, before, before, True, why)]
         temperature = found.temperature
         self.assign(temperature=temperature)
