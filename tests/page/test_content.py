@@ -146,6 +146,17 @@ def test_many_classes_get_fewer_thresholds(content, monkeypatch):
         assert replace(content.scene, pack=splits).points == points
 
 
+def test_a_sweep_of_many_rows_looks_at_some_of_them(content, monkeypatch):
+    monkeypatch.setattr(contents, "SWEPT", 100)
+    scene = replace(content.scene)  # nothing remembered
+    (found,) = contents.sweep(scene, {"clip": (None, 1.0)})
+    assert 50 < found.val.rows < 200
+    assert 50 < found.test.rows < 200 < scene.test_rows
+    said = f"{found.test.rows} rows, chosen by their content"
+    assert said in render(replace(content, sweeps=(found,)))
+    assert "chosen by their content" not in render(content)
+
+
 def test_why_a_recipe_is_not_in_the_explorer():
     steps = {"clip | vector": "vector", "clip | temperature | isotonic": "isotonic"}
     for recipe, why in {**steps, "clip | group": "group"}.items():

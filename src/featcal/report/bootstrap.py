@@ -358,10 +358,10 @@ def ranked_replicates(ordered: Ordered, drawn: Resamples, bins: int) -> dict[str
     with calm(0):
         steps = ranks.pooled(drawn) if drawn.grouped else drawn.counts[ranks.order].T.contiguous()
         for start in range(0, width, step):
-            tell("resampling", start, width)
+            tell("resampling", start, width - 1)
             sums = ranks.sums(steps[start : start + step])
             found[:, start : start + step] = torch.stack(ranks.metrics(*sums))
-    tell("resampling", width, width)
+    tell("resampling", width - 1, width - 1)
     if drawn.grouped:  # the cells blur a value a little, and all of them alike
         single = _Ranks(ordered, bins, pool=False)
         sums = single.sums(drawn.counts[drawn.units()[single.order], :1].T)
