@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from featcal.core.calibrator import Calibrator
+from featcal.core.calibrator import METHODS, Calibrator
 from featcal.core.checks import InputError
 from featcal.core.files import new_file
 from featcal.core.fit import FitReport
@@ -62,7 +62,11 @@ def load(path: Path | str) -> Calibrator:
                 raise InputError(f"{key} is NaN or infinite, which no fit gives")
         calibrator.load_state_dict(tensors)
         record = json_of(texts.get("report", "null"))
-        calibrator.report = None if record is None else FitReport.of_record(record)
+        if record is not None:
+            calibrator.report = FitReport.of_record(record)
+            unknown = {step.name for step in calibrator.report.steps} - {*METHODS}
+            if unknown:
+                raise InputError(f"its report tells of {min(unknown)[:40]!r}, which is no method")
         _try_out(calibrator)
     return calibrator
 
