@@ -179,7 +179,7 @@ def resaved(rng, content):
             case _:
                 tensors[key] = value.new_full((rng.choice((0, 1, 3)),), 1)
     elif texts:
-        key = rng.choice(sorted(texts))
+        (key,) = rng.choices(sorted(texts), [len(texts[key]) for key in sorted(texts)])
         try:
             texts[key] = altered(rng, json.loads(texts[key]))
         except ValueError:

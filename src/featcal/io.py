@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from torch import nn
 
-from featcal.core.calibrator import Calibrator
+from featcal.core.calibrator import METHODS, Calibrator
 from featcal.core.checks import InputError
 from featcal.core.files import new_file
 from featcal.core.fit import FitReport
@@ -103,7 +103,11 @@ def load(
         calibrator.load_state_dict(tensors)
         place = made(dict[str, str | None], json_of(texts.get("place", "{}")), "place")
         record = json_of(texts.get("report", "null"))
-        calibrator.report = None if record is None else FitReport.of_record(record)
+        if record is not None:
+            calibrator.report = FitReport.of_record(record)
+            unknown = {step.name for step in calibrator.report.steps} - {*METHODS}
+            if unknown:
+                raise InputError(f"its report tells of {min(unknown)[:40]!r}, which is no method")
         _try_out(calibrator)
     if onto is None:
         return calibrator

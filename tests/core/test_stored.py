@@ -85,7 +85,12 @@ def check_known(texts):
         raise ValueError("another text")
 
 
-TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(True), "c": torch.zeros(0)}
+TENSORS = {
+    "a": torch.arange(6.0).reshape(2, 3),
+    "b": torch.tensor(True),
+    "c": torch.zeros(0),
+    "d": torch.ones(()).expand(1),
+}
 
 
 def test_one_flipped_bit_is_noticed_and_files_without_a_sha256_are_read(tmp_path):

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import pickle
+import struct
 import sys
 from pathlib import Path
 
@@ -266,7 +267,7 @@ REFUSED = [
     (with_features(val_features=ones(11, 5, dtype=np.longdouble)), "val_features has type"),
     ({**made(), "a-b_logits": ones(1, 3), "a-b_labels": [0]}, "'a-b'"),
     ({**made(), "val_logits": np.array(1.0)}, "val_logits has"),
-    ({**made(), "meta": np.array(3)}, "meta is not a JSON object"),
+    ({**made(), "meta": np.array(3)}, "meta cannot be read"),
     ({**made(), "class_names": np.array(["a", "b"])}, "2 class_names for 3 classes"),
     ({**made(), "class_names": np.arange(3)}, "class_names.* must be text"),
     ({**made(), **made(kind="probs")}, "_probs and .*_logits are both there"),
@@ -397,3 +398,14 @@ def test_the_logits_beside_the_project(tmp_path, shared_file):
     with np.load(file, allow_pickle=False) as archive:
         stored = torch.cat([batch.logits for batch in pack.split("test")])
         assert np.array_equal(stored.numpy(), archive["test_logits"])
+
+
+def test_text_that_is_no_text_is_refused(tmp_path):
+    beyond = np.frombuffer(struct.pack("<III", 97, 0x110000, 98), "<U1")
+    half = np.array(["a", "b", "\ud800"])
+    values = {"val_logits": np.zeros((2, 3), "f4"), "val_labels": np.array([0, 1])}
+    for more in ({"class_names": beyond}, {"class_names": half}, {"meta": beyond[1:2]}):
+        np.savez(tmp_path / "a.npz", **values, **more)
+        with pytest.raises(InputError, match=r"a\.npz: .*(meta|class_names|name)"):
+            import_files(tmp_path / "a.npz", tmp_path / "out")
+        assert not (tmp_path / "out").exists()

@@ -272,14 +272,15 @@ def test_refused_parquet(read, tmp_path, columns, message):
     assert str(caught.value).startswith(str(tmp_path / "val.parquet"))
 
 
-def test_parquet_whose_names_are_no_text_or_whose_rows_cannot_be_there(read, tmp_path):
+def test_parquet_whose_names_are_no_text_or_whose_rows_cannot_be_there(read, tmp_path, monkeypatch):
     read({**SCORES, "label": [0, 1]}, "val.parquet")
     file = tmp_path / "val.parquet"
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"cat", b"\xff\xfe\xff"))
     with pytest.raises(InputError, match="cannot be read"):
         read_files(file, kind="logits")
-    many = np.zeros(9_000_000, np.float32)  # in a few bytes
+    monkeypatch.setattr("featcal.core.stored.UNPACKED", 2**20)
+    many = np.zeros(500_000, np.float32)  # in a few bytes
     columns = {"cat": many, "dog": many, "label": many.astype("i1")}
     with pytest.raises(InputError, match="would unpack to"):
         read(columns, "val.parquet")

@@ -1,11 +1,12 @@
 """A run that was killed or interrupted goes on where it was, bit for bit, or says why not."""
 
+import json
 import os
 import signal
 from dataclasses import replace
 
 import pytest
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from tiny import (
     RECIPE,
     made_images,
@@ -128,13 +129,43 @@ def test_the_checkpoint_of_another_run_is_refused(changes, words, killed, tmp_pa
 
 
 def test_a_file_that_is_no_checkpoint_is_refused(killed, tmp_path):
-    for content in (b"", b"not a safetensors file", killed[:-100]):
+    flipped = (killed[:at] + bytes([killed[at] ^ 1]) + killed[at + 1 :] for at in (900, -1, -3000))
+    for content in (b"", b"not a safetensors file", killed[:-100], *flipped):
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(InputError, match=rf"{FILE} cannot be read.*remove this one"):
             trained(folder=tmp_path)
     save_file(small().state_dict(), tmp_path / FILE)
     with pytest.raises(InputError, match="is no checkpoint"):
         trained(folder=tmp_path)
+
+
+def test_a_checkpoint_of_an_earlier_version_has_no_sha256_and_is_gone_on_with(killed, tmp_path):
+    texts = json.loads(killed[8 : 8 + int.from_bytes(killed[:8], "little")])["__metadata__"]
+    assert len(texts.pop("sha256")) == 64
+    (tmp_path / FILE).write_bytes(save(load(killed), texts))
+    begun = []
+    trained(folder=tmp_path, begun=begun.append, splits=made_splits(held_out=30))
+    assert begun[0] is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": 7},
+        {"step": -1},
+        {"total": "x"},
+        {"history": [{"epoch": 1}]},
+        {"seconds": None},
+    ],
+)
+def test_a_position_that_cannot_be_is_refused(change, killed, tmp_path):
+    texts = json.loads(killed[8 : 8 + int.from_bytes(killed[:8], "little")])["__metadata__"]
+    about = json.loads(texts["featcal.train"])
+    about["position"].update(change)
+    texts = {"featcal.train": json.dumps(about)}
+    (tmp_path / FILE).write_bytes(save(load(killed), texts))
+    with pytest.raises(InputError, match=rf"{FILE} cannot be read"):
+        trained(folder=tmp_path, splits=made_splits(held_out=30))
 
 
 def test_images_are_told_apart_by_every_pixel_and_many_by_a_sample(monkeypatch):

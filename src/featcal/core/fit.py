@@ -16,7 +16,7 @@ from functools import reduce
 from itertools import pairwise
 from operator import or_
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -588,6 +588,16 @@ class StepReport:
         return plain({"name": name, **values, **flat, **details})  # type: ignore[no-any-return]
 
 
+class Tried(TypedDict):
+    """A recipe that a choice was made among, as the details of its step tell of it."""
+
+    recipe: str
+    value: float | None
+    difference: float | None
+    error: float | None
+    accuracy: float | None
+
+
 @dataclass(frozen=True)
 class FitReport:
     """What a whole fit did: the recipe, its steps in order, the loss before and after.
@@ -639,6 +649,10 @@ class FitReport:
         """The report a record describes."""
         report: FitReport = made(cls, record, "report")
         for step in report.steps:
+            made(str, step.values.get("recipe", ""), "recipe")
+            if step.details.get("choice"):
+                made(list[Tried], step.details["choice"], "choice")
+                made(str, step.details.get("metric"), "metric")
             # JSON has no infinity: a threshold of null is the identity's.
             step.values.update({k: math.inf for k, v in step.values.items() if v is None})
         return report

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -272,14 +272,13 @@ def _array_contents(loaders: Loaders, *, labelled: bool = True) -> Contents:
         bias = _tensor(loaders, "bias") if "bias" in keys else None
         head = _tensor(loaders, "weight"), bias
     texts = {key: _array(loaders, key) for key in ("class_names", "meta") if key in keys}
-    names, meta = texts.get("class_names"), cast(Any, None if "meta" in texts else {})
-    if "meta" in texts:
-        with suppress(TypeError, ValueError, RecursionError):
-            meta = json_of(texts["meta"].item())  # type: ignore[arg-type]
-    if not isinstance(meta, dict):
-        raise InputError("meta is not a JSON object: save the text json.dumps({...}) gives")
+    with reading("meta", "save the text that json.dumps({...}) gives"):
+        text = texts["meta"].item() if "meta" in texts else "{}"
+        meta = made(dict[str, Any], json_of(text))  # type: ignore[arg-type]
+    with reading("class_names", "save a list of texts"):
+        names = texts.get("class_names")
+        class_names = None if names is None else np.atleast_1d(names).tolist()
     data = {split: _rows(loaders, split, kind) for split in splits}
-    class_names = None if names is None else np.atleast_1d(names).tolist()
     return Contents(data, head, class_names, meta, kind)
 
 

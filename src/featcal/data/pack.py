@@ -42,9 +42,7 @@ FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F6
 INTEGERS = {"uint8": "U8", "int16": "I16", "int32": "I32", "int64": "I64"}
 TENSORS = {"features": FLOATS, "labels": INTEGERS, "logits": FLOATS}
 SHARD_ROWS = 65_536
-SMALL = (
-    2**26
-)  # bytes of a file whose sha256 is looked at when it is first read, in a tenth of a second
+SMALL = 2**26  # bytes of a file whose sha256 is compared when it is first read: a tenth of a second
 DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
 
 Expected = dict[str, tuple[tuple[int | None, ...], str]]  # of a file's tensors: shape and type
@@ -444,9 +442,11 @@ def described(
     names = None if class_names is None else tuple(class_names)
     try:
         kept = json.loads(json.dumps(dict(meta or {}), allow_nan=False))
-        check_plain(kept)
+        check_plain([kept, dataset, model, *(names or ())])
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"meta cannot be written as JSON ({error}): remove that value") from error
+        raise InputError(
+            f"meta or a name cannot be written as JSON ({error}): remove that value"
+        ) from error
     return Manifest(dataset, model, names, None, 0, {}, kept, None, {})
 
 
