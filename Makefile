@@ -14,6 +14,7 @@
 #   make grid DATA=folder   the same losses in short runs
 #   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
+#   make advice     how often the report's recommendation does harm: docs/trust.md (half an hour on 16 cores)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +27,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift advice coverage clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -81,6 +82,9 @@ grid: $(VENV)/.demo
 shift: $(VENV)/.demo
 	$(BIN)/python experiments/shift.py --docs --run $(or $(RUN),$(error give a trained network: make shift RUN=folder DATA=folder)) \
 	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
+
+advice: $(VENV)/.demo
+	$(BIN)/python experiments/advice.py
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py
