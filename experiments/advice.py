@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill as wrap
 
 import numpy as np
 import torch
@@ -189,12 +190,15 @@ def table(results):
     above = [name for name, one in found.items() if one["harm"] > MOST]
     said = f"at most {max(one['harm'] for one in found.values()):.1%} of the repetitions"
     above = f"; above 5 %: {', '.join(above)}" if above else ""
-    lines = [
+    text = (
         f"`make advice`: the recommendation of `featcal report`, from {results['test']} scored "
         "rows, tried on fresh rows. It does harm where the network as it is has the lower NLL "
         f"there by more than {SURE} standard errors. Each setting was repeated "
         f"{' or '.join(map(str, counts))} times, all rows drawn again; the number beside it is "
-        f"that of the rows to fit on. Harm was done in {said} of a setting{above}.",
+        f"that of the rows to fit on. Harm was done in {said} of a setting{above}."
+    )
+    lines = [
+        wrap(text, 120),
         "",
         "| setting | recommended | does harm | mean change of NLL | worst change |",
         "|---|---:|---:|---:|---:|",
