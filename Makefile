@@ -21,6 +21,7 @@
 #   make fuzz      broken, lying and hostile inputs for every reader: docs/trust.md (MINUTES=10)
 #   make kills      kills every command that writes, fills its disk, starts it twice: docs/trust.md (ten minutes; mounts a
 #                   small disk in memory where it may, which needs root)
+#   make advice     how often the report's recommendation does harm: docs/trust.md (half an hour on 16 cores)
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -32,7 +33,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills clean
+.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -87,6 +88,9 @@ grid: $(VENV)/.demo
 shift: $(VENV)/.demo
 	$(BIN)/python experiments/shift.py --docs --run $(or $(RUN),$(error give a trained network: make shift RUN=folder DATA=folder)) \
 	  --data $(or $(DATA),$(error give the folder of the images: make shift RUN=folder DATA=folder))
+
+advice: $(VENV)/.demo
+	$(BIN)/python experiments/advice.py
 
 coverage: $(VENV)/.demo
 	$(BIN)/python experiments/interval_coverage.py --rows 300 1000 10000 --sets 200 100 --workers $(or $(WORKERS),1) --write

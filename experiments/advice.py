@@ -1,6 +1,6 @@
 """How often the report's recommendation does harm: docs/trust.md.
 
-    python experiments/advice.py [--repetitions 200] [--workers N] [--only TEXT ...]
+    python experiments/advice.py [--repetitions 200] [--workers N] [--only TEXT] [--packs FOLDER]
 
 Recommends as `featcal report` does: the usual recipes are fitted on one split and scored on another
 of 500 rows, and the page's own rule picks one of them or none. The pick is then tried on fresh rows
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill as wrap
 
 import numpy as np
 import torch
@@ -90,9 +91,15 @@ class World:
 
 def worlds():
     """Name -> world and rows to fit on."""
+    found = {
+        f"{name}, {size}": (world, size)
+        for name, world in (
+            ("as sure as it should be", World()),
+            ("a little too sure", World(sharpness=1.1)),
+        )
+        for size in SIZES
+    }
     kinds = {
-        "as sure as it should be": World(),
-        "a little too sure": World(sharpness=1.1),
         "far too sure": World(sharpness=2.0),
         "not sure enough": World(sharpness=0.6),
         "one label in ten is any class": World(noise=0.1),
@@ -101,28 +108,26 @@ def worlds():
         "2 classes": World(classes=2),
         "1,000 classes": World(classes=1000, spread=2.5),
     }
-    found = {f"{name}, {n}": (world, n) for name, world in kinds.items() for n in SIZES}
     for accuracy, lead in ((0.995, 9.0), (0.998, 10.2), (0.999, 11.1), (0.9995, 12.05)):
-        right = World(spread=0.8, lead=7.0, accuracy=accuracy)
-        found[f"{accuracy:.2%} right, errors anywhere, 200"] = right, 200
-        sure = World(spread=0.8, lead=lead)
-        found[f"{accuracy:.2%} right, errors where unsure, 200"] = sure, 200
-    return found
+        right = f"{accuracy:.2%} right"
+        kinds[f"{right}, errors anywhere"] = World(spread=0.8, lead=7.0, accuracy=accuracy)
+        kinds[f"{right}, errors where unsure"] = World(spread=0.8, lead=lead)
+    return found | {f"{name}, 200": (world, 200) for name, world in kinds.items()}
 
 
-def packs():
+def packs(folder=PACKS):
     """Name -> file and rows to fit on."""
-    files = {"demo": None} | {path.stem: path for path in sorted(PACKS.glob("*.npz"))}
-    return {f"{name}, {n}": (file, n) for name, file in files.items() for n in SIZES}
+    files = {"demo": None} | {path.stem: path for path in sorted(folder.glob("*.npz"))}
+    return {f"{name}, {size}": (file, size) for name, file in files.items() for size in SIZES}
 
 
-def split(setting, seed):
+def split(setting, seed, folder=PACKS):
     """Rows to fit on, to score and fresh ones, and the head."""
     if setting in worlds():
         (world, size), draw = worlds()[setting], torch.Generator().manual_seed(seed)
         rows = (world.rows(size, draw, fitted=True), *(world.rows(n, draw) for n in (TEST, FRESH)))
         return *rows, None
-    file, size = packs()[setting]
+    file, size = packs(folder)[setting]
     if file is None:
         pack = featcal.demo_pack()
         parts = [batch for name in ("val", "test") for batch in pack.split(name)]
@@ -139,9 +144,10 @@ def split(setting, seed):
 
 def tried(job):
     """What was recommended in one repetition, and what that does to fresh rows."""
-    setting, repetition = job
+    setting, repetition, folder = job
     torch.set_num_threads(1)
-    fit, test, fresh, head = split(setting, zlib.crc32(f"{setting} {repetition}".encode()))
+    seed = zlib.crc32(f"{setting} {repetition}".encode())
+    fit, test, fresh, head = split(setting, seed, folder)
     recipes = list(usual_recipes(features=head is not None))
     found = compare(fit, test, recipes, head, resamples=RESAMPLES, seed=repetition)
     place = Facts(found, Place("made", fit_rows=len(fit))).place
@@ -183,12 +189,16 @@ def table(results):
     counts = sorted({one["repetitions"] for one in found.values()})
     above = [name for name, one in found.items() if one["harm"] > MOST]
     said = f"at most {max(one['harm'] for one in found.values()):.1%} of the repetitions"
-    lines = [
+    above = f"; above 5 %: {', '.join(above)}" if above else ""
+    text = (
         f"`make advice`: the recommendation of `featcal report`, from {results['test']} scored "
-        "rows, tried on fresh rows. Harm: the NLL of the network as it is is lower there, by more than "
-        f"1.96 standard errors. {' or '.join(map(str, counts))} repetitions of each setting, "
-        "rows drawn again in each; the number in a setting is that of the rows to fit on. A "
-        f"setting has harm in {said}" + (f"; above 5 %: {', '.join(above)}." if above else "."),
+        "rows, tried on fresh rows. It does harm where the network as it is has the lower NLL "
+        f"there by more than {SURE} standard errors. Each setting was repeated "
+        f"{' or '.join(map(str, counts))} times, all rows drawn again; the number beside it is "
+        f"that of the rows to fit on. Harm was done in {said} of a setting{above}."
+    )
+    lines = [
+        wrap(text, 120),
         "",
         "| setting | recommended | does harm | mean change of NLL | worst change |",
         "|---|---:|---:|---:|---:|",
@@ -206,10 +216,11 @@ def main():
     parser.add_argument("--repetitions", type=int, default=200)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", nargs="+", default=[""], help="settings whose name has this")
+    parser.add_argument("--packs", type=Path, default=PACKS, help="folder of .npz packs")
     asked = parser.parse_args()
-    every = [*worlds(), *packs()]
+    every = [*worlds(), *packs(asked.packs)]
     chosen = [name for name in every if any(text in name for text in asked.only)]
-    jobs = [(name, number) for number in range(asked.repetitions) for name in chosen]
+    jobs = [(name, one, asked.packs) for one in range(asked.repetitions) for name in chosen]
     with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn")) as pool:
         done = list(pool.map(tried, jobs))
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"settings": {}}

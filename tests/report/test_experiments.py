@@ -248,3 +248,22 @@ def test_every_page_shows_what_the_result_files_hold(imported):
         assert text.count("made by experiments/paper_docs.py") == len(parts)
         for file in re.findall(r"\]\((\w[\w-]*\.md)", text):
             assert (page.parent / file).is_file()
+
+
+def test_advice_is_tried_on_fresh_rows(imported, monkeypatch):
+    advice = imported("advice")
+    monkeypatch.setattr(advice, "FRESH", 2000)
+    monkeypatch.setattr(advice, "usual_recipes", lambda features: ["none", "temperature"])
+    right = advice.tried(("far too sure, 200", 0, advice.PACKS))
+    assert right["pick"] == "temperature"
+    assert right["delta"] < 0
+    world = advice.World(accuracy=0.9, lead=3.0, spread=1.0)  # scored rows that mislead
+    draw = advice.torch.Generator().manual_seed(0)
+    fit, test = (world.rows(500, draw) for _ in range(2))
+    fresh = advice.World(spread=1.0, lead=3.0).rows(2000, draw)
+    monkeypatch.setattr(advice, "split", lambda *_: (fit, test, fresh, None))
+    wrong = advice.tried(("far too sure, 200", 0, advice.PACKS))
+    assert wrong["pick"] == "temperature"
+    assert wrong["harm"]
+    results = {"test": 500, "settings": {"a": advice.summed([right, wrong])}}
+    assert "| a | 100% | 50.0% |" in advice.table(results)

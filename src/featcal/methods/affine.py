@@ -158,10 +158,9 @@ class HeldMap(AffineMap):
         elif not losses:
             how = "with c = 1, for want of rows to choose by"
         if capped:
-            why = "separate the labels completely" if capped > 0 else "are no better than guessing"
             warning = (
                 f"{self.name} starts from a temperature at its cap, {1 / inverse:.4g}: "
-                f"the logits {why}"
+                "the logits are no better than guessing"
             )
         message, values = f"held near T = {1 / inverse:.4g} {how}", self.strengths(task, inverse, c)
         held_out = {f"{c:.3g}": loss for c, loss in losses.items()}
@@ -342,10 +341,10 @@ class StructuredMatrixScaling(StructuredScaling):
     matrix = True
 
 
-def temperature_start(data: Data, loss: Loss) -> tuple[float, int]:
-    """1/T of the inputs, from which a fit sets out, and 1 or -1 where it ended at a cap."""
+def temperature_start(data: Data, loss: Loss) -> tuple[float, bool]:
+    """1/T of the inputs, from which a fit sets out, and whether it ended at a cap."""
     found = temper(data, loss)
-    return (1.0, 0) if found is None else (float(found.inverse[0]), int(found.capped[0]))
+    return (1.0, False) if found is None else (float(found.inverse[0]), bool(found.capped[0]))
 
 
 # How firmly to hold a map, chosen by cross-validation along a path of strengths.

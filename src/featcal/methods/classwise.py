@@ -102,8 +102,8 @@ class ClasswiseTemperature(LogitMap):
             message = f"T = {found.common:.4g} for all: the classes' own temperatures do not pay"
         if found.capped:
             warning = (
-                f"classwise stopped at the cap T = {low:.4g}: the logits separate the labels "
-                "completely or are no better than guessing, so no temperature is best"
+                f"classwise stopped at the cap T = {low:.4g}: the logits are no better than "
+                "guessing, so no temperature is best"
             )
         values = {"T_min": low, "T_max": high}
         if found.spread is not None:

@@ -100,8 +100,8 @@ class EnsembleTemperature(LogitMap):
             )
         elif found.capped:
             warning = (
-                f"ensemble stopped at the cap {at}: the logits separate the labels completely or "
-                "are no better than guessing, so no temperature is best"
+                f"ensemble stopped at the cap {at}: the logits are no better than guessing, so no "
+                "temperature is best"
             )
         values = {"temperature": found.temperature, "w0": scaled, "w1": plain, "w2": uniform}
         details = {"criterion": self.criterion, "iterations": found.steps}

@@ -80,10 +80,9 @@ class Temperature(LogitMap):
         after = found.loss if own else measure(data, problem.loss.after(self.map_logits))[0]
         side, warning = "over" if temperature > 1 else "under", ""
         if found.capped.any():
-            warning = f"temperature stopped at its cap T = {temperature:.4g}: the logits " + (
-                "separate the labels completely, so the likelihood keeps growing as T falls"
-                if found.capped[0] > 0
-                else "are no better than guessing, so the likelihood keeps growing with T"
+            warning = (
+                f"temperature stopped at its cap T = {temperature:.4g}: the logits are no better "
+                "than guessing, so no temperature is best"
             )
         elif not found.converged and not self.reference:
             warning = f"the search for T had not settled when it stopped at {temperature:.4g}"
