@@ -1,6 +1,6 @@
-"""Broken, lying and hostile inputs for every reader: what loads, what is refused, what does neither.
+"""Broken, lying and hostile inputs for every reader: what loads, what is refused, what is neither.
 
-Usage: python experiments/fuzz.py [--minutes 5] [--inputs 0] [--seed 0] [--only READER ...]
+Usage: python experiments/fuzz.py [--minutes 10] [--inputs N] [--seed 0] [--only READER ...]
 
 Good files are made once; each input is one of them with some damage (bits, bytes, lengths, JSON
 fields, tensors, with the checksums mended or not), or a text that hypothesis makes up. Input number
@@ -75,29 +75,8 @@ METHODS_SAVED = (
 )
 ODD = (
     *(None, True, False, -1, 0, 1, 2, 10**9, 2**31, 2**63, 10**30, -0.0, 0.5, 1e-300, 1e308),
-    *(
-        float("nan"),
-        float("inf"),
-        "",
-        "x",
-        "7",
-        "clip",
-        "../../x.safetensors",
-        "\x1b[31m",
-        "\ud800",
-    ),
-    *(
-        "<script>",
-        "x" * 3000,
-        [],
-        {},
-        [[]],
-        [None],
-        {"": None},
-        {"a": {"b": 1}},
-        [1, 2, 3],
-        [1e300],
-    ),
+    *(float("nan"), float("inf"), "", "x", "7", "clip", "../../x.safetensors", "\x1b[31m"),
+    *("\ud800", "<script>", "x" * 3000, [], {}, [[]], [None], {"": None}, {"a": {"b": 1}}, [1e300]),
 )
 NUMBERS = (0, 1, 7, 255, 2**15, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**64 - 1)
 
@@ -434,7 +413,7 @@ def one_table(mark, name=str):
 class Readers:
     """Every reader by name: its good files and what is done with a folder of them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, recipes=METHODS_SAVED):
         self.folder = folder
         self.batch, self.head = world()
         (folder / "good").mkdir()
@@ -476,7 +455,10 @@ class Readers:
         shards = tuple(name for name in pack if name.startswith(("val", "test")))
         run_of(self._made("run"))
         self.good = {
-            "calibrator": ([{"c.safetensors": one} for one in self._calibrators()], ".safetensors"),
+            "calibrator": (
+                [{"c.safetensors": one} for one in self._calibrators(recipes)],
+                ".safetensors",
+            ),
             "pack manifest": ([pack], "manifest.json"),
             "pack shard": ([pack], shards),
             "pack head": ([pack], "head.safetensors"),
@@ -501,18 +483,11 @@ class Readers:
         ).start()
         self.texts = {
             "recipe": (recipe_texts(), self._recipe),
-            "loss": (loss_texts(), parse_loss),
+            "loss": (calls(LOSSES) | st.text(max_size=60), parse_loss),
             "HTTP request": (requests(), self._ask),
         }
-        documents = json_documents()
-        self.texts |= {
-            name: (documents.map(json.dumps), self._replacing(name, file))
-            for name, file in (
-                ("pack manifest", "manifest.json"),
-                ("run.json", "run.json"),
-                ("journal", "journal.json"),
-            )
-        }
+        for name in ("pack manifest", "run.json", "journal"):
+            self.texts[name] = (json_documents(), self._replacing(name))
         self.names = sorted({*self.good, *self.texts})
         for name, (folders, _) in self.good.items():
             for files in folders:
@@ -523,9 +498,9 @@ class Readers:
         made.mkdir(exist_ok=True)
         return made
 
-    def _calibrators(self):
+    def _calibrators(self, recipes):
         path = self.folder / "good" / "c.safetensors"
-        for recipe in METHODS_SAVED:
+        for recipe in recipes:
             with warnings.catch_warnings(action="ignore"):
                 fitted = parse(recipe).fit(self.batch, self.head, mode="sequential")
             yield featcal.save(fitted, path, overwrite=True).read_bytes()
@@ -533,12 +508,8 @@ class Readers:
     def _record(self):
         folder = self._made("finished")
         model, history = run_of(folder)
-        write_run(
-            folder,
-            model,
-            history,
-            {"loss": "adafocal", "recipe": {"epochs": 2}, "rows": {"train": 12}},
-        )
+        facts = {"loss": "adafocal", "recipe": {"epochs": 2}, "rows": {"train": 12}}
+        write_run(folder, model, history, facts)
         return (folder / "run.json").read_bytes()
 
     def _loaders(self, kind=TensorDataset):
@@ -551,14 +522,11 @@ class Readers:
             collect_pack(Forked(self.head), self._loaders(Broken), out, shard_rows=20, head="head")
         return contents_of(partial_of(out))
 
-    def _replacing(self, name, file):
-        """A reader of texts for the place of one file among good ones."""
-
-        def read(text):
-            files = {**self.good[name][0][0], file: text.encode("utf-8", "surrogatepass")}
-            return self.read(name, files)
-
-        return read
+    def _replacing(self, name):
+        """A reader of texts in the place of the one JSON file among good ones."""
+        ((files, *_), _) = self.good[name]
+        (file,) = (file for file in files if file.endswith(".json"))
+        return lambda text: self.read(name, {**files, file: text.encode()})
 
     def read(self, name, files):
         """Reads a folder of files, and uses what it holds; whatever is raised is for the caller."""
@@ -620,11 +588,11 @@ class Readers:
             contextlib.redirect_stderr(self.errors),
             socket.create_connection(address, SECONDS / 2) as to,
         ):
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 to.sendall(request)
                 to.shutdown(socket.SHUT_WR)
             answer = b""
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):
                 while part := to.recv(2**16):
                     answer += part
         assert self.errors.tell() == before, self.errors.getvalue()[before:][-2000:]
@@ -637,147 +605,70 @@ class Readers:
 # --- texts that hypothesis makes up ---
 
 
+LINES = (
+    "POST /recipe HTTP/1.1;GET / HTTP/1.1;GET /x HTTP/1.0;POST / HTTP/9.9;PUT /recipe HTTP/1.1;"
+    f"GET;;HEAD / HTTP/1.1;GET /{'a' * 70_000} HTTP/1.1"
+).split(";")
+HOSTS = ("127.0.0.1", "localhost:1", "evil.example", "", "127.0.0.1\r\nX: " + "y" * 300)
+LENGTHS = ("", *f"0 5 -1 65536 65537 +7 1e3 \u0663 {'9' * 5000}".split())
+LITERALS = f"() (1,) {{[]:1}} 1+1 __import__('os') ''' 0x{'f' * 1900} {'9' * 5000}".split()
+OPTIONS = (
+    *("bins", "partitions", "hidden", "ridge", "criterion", "reference", "terms", "seed", "groups"),
+    *("layers", "knots", "top", "neighbours", "penalty", "restarts", "references", "min_rows"),
+    *("min_accuracy", "gamma", "low", "high", "gammas", "reduction", "share", "start"),
+)
+KEYS = (
+    *("format", "version", "splits", "head", "epochs", "settings", "shards", "rows", "val"),
+    *("dtypes", "x", "recipe", "beside"),
+)
+
+
 def json_documents():
     leaves = st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=20),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
         st.sampled_from(ODD),
     )
-    keys = st.sampled_from(
-        (
-            "format",
-            "version",
-            "splits",
-            "head",
-            "epochs",
-            "settings",
-            "shards",
-            "rows",
-            "val",
-            "dtypes",
-            "x",
-        )
-    )
+    several = st.sampled_from(KEYS)
     return st.recursive(
         leaves,
-        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6),
+        lambda one: st.lists(one, max_size=4) | st.dictionaries(several, one, max_size=6),
         max_leaves=20,
-    )
+    ).map(json.dumps)
 
 
-def calls(known, options):
-    value = st.one_of(
-        st.sampled_from(ODD).map(repr),
-        st.integers().map(str),
-        st.floats().map(repr),
-        st.text(max_size=8).map(repr),
-        st.sampled_from(
-            (
-                "()",
-                "(1,)",
-                "{[]: 1}",
-                "1 + 1",
-                "__import__('os')",
-                "'''",
-                "0x" + "f" * 1900,
-                "9" * 5000,
-            )
-        ),
-    )
-    names = st.sampled_from(sorted(known)) | st.text(max_size=10)
-    arguments = st.lists(
-        st.tuples(st.sampled_from(options) | st.text(max_size=6), value), max_size=3
-    )
-    made = st.tuples(names, arguments).map(
-        lambda call: (
-            f"{call[0]}({', '.join('='.join(one) for one in call[1])})" if call[1] else call[0]
-        )
-    )
-    return made
+def calls(known):
+    """Names, with arguments or without."""
+    odd = st.sampled_from(ODD) | st.integers() | st.floats() | st.text(max_size=8)
+    value = odd.map(repr) | st.sampled_from(LITERALS)
+    key = st.sampled_from(OPTIONS) | st.text(max_size=6)
+    arguments = st.lists(st.tuples(key, value).map("=".join), max_size=3).map(", ".join)
+    name = st.sampled_from(sorted(known)) | st.text(max_size=10)
+    return name | st.tuples(name, arguments).map(lambda two: f"{two[0]}({two[1]})")
 
 
 def recipe_texts():
-    options = [
-        "bins",
-        "partitions",
-        "hidden",
-        "ridge",
-        "criterion",
-        "reference",
-        "terms",
-        "seed",
-        "min_accuracy",
-        "groups",
-        "layers",
-        "knots",
-        "neighbours",
-        "penalty",
-        "top",
-        "restarts",
-        "references",
-        "min_rows",
-    ]
-    step = calls(METHODS, options)
-    several = st.lists(step, min_size=1, max_size=5).map(" | ".join)
-    many = st.tuples(st.sampled_from(sorted(METHODS)), st.integers(2, 400)).map(
-        lambda two: "|".join([two[0]] * two[1])
-    )
-    return st.one_of(
-        several,
-        many,
-        st.text(max_size=60),
-        st.sampled_from(("(" * 999, "-" * 1500 + "1", "clip(" * 300)),
-    )
-
-
-def loss_texts():
-    return st.one_of(
-        calls(
-            LOSSES,
-            ["gamma", "bins", "low", "high", "gammas", "reduction", "share", "weight", "start"],
-        ),
-        st.text(max_size=60),
-    )
+    several = st.lists(calls(METHODS), min_size=1, max_size=5).map(" | ".join)
+    many = st.builds(lambda one, n: "|".join([one] * n), calls(METHODS), st.integers(2, 400))
+    deep = st.sampled_from(("(" * 999, "-" * 1500 + "1", "clip(" * 300))
+    return several | many | deep | st.text(max_size=60)
 
 
 def requests():
-    lengths = st.sampled_from(("0", "5", "-1", "65536", "65537", "9" * 5000, "+7", "\u0663", "", "1e3"))
-    body = st.one_of(
-        json_documents().map(json.dumps),
-        recipe_texts().map(lambda text: json.dumps({"recipe": text})),
-        st.text(max_size=40),
-    ).map(lambda text: text.encode("utf-8", "replace"))
-    line = st.sampled_from(
-        (
-            "POST /recipe HTTP/1.1",
-            "GET / HTTP/1.1",
-            "GET /x HTTP/1.0",
-            "POST / HTTP/9.9",
-            "PUT /recipe HTTP/1.1",
-            "GET",
-            "",
-            "HEAD / HTTP/1.1",
-            "GET /" + "a" * 70_000 + " HTTP/1.1",
-        )
-    )
-    host = st.sampled_from(
-        ("127.0.0.1", "localhost:1", "evil.example", "", "127.0.0.1\r\nX: " + "y" * 300)
-    )
-    kind = st.sampled_from(
-        ("application/json", "text/plain", "", "application/json; charset=x", "\xff")
-    )
+    asked = recipe_texts().map(lambda text: json.dumps({"recipe": text}))
+    body = json_documents() | asked | st.text(max_size=40)
+    kinds = ("application/json", "text/plain", "", "application/json; charset=x", "\xff")
 
-    def made(line, host, kind, body, length, honest):
-        size = str(len(body)) if honest else length
+    def request(line, host, kind, body, length):
+        body = body.encode("utf-8", "replace")
+        size = len(body) if length is None else length
         head = f"{line}\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {size}\r\n\r\n"
         return head.encode("utf-8", "replace") + body
 
-    return st.one_of(
-        st.builds(made, line, host, kind, body, lengths, st.booleans()), st.binary(max_size=200)
+    some = st.sampled_from
+    made = st.builds(
+        request, some(LINES), some(HOSTS), some(kinds), body, st.none() | some(LENGTHS)
     )
+    return made | st.binary(max_size=200)
 
 
 # --- the count ---
@@ -797,7 +688,8 @@ def ended(read, given):
             read(given)
         how = "loaded"
     except InputError as error:
-        how = "refused" if "\n" not in str(error) else f"several lines: {error}"
+        hidden = "\n" in str(error) or "allocat" in str(error)  # memory that torch was refused
+        how = f"badly refused: {error}" if hidden else "refused"
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -860,25 +752,26 @@ def keep(name, number, given, how):
 
 def table_of(found):
     """The counts as Markdown, and how to repeat them."""
+    ends, readers = (*ENDS, "failed"), found["readers"]
+    total = {end: sum(one[end] for one in readers.values()) for end in ends}
     rows = [
-        (name, *(f"{ends[end]:,}" for end in (*ENDS, "failed")))
-        for name, ends in found["readers"].items()
+        (name, *(f"{one[end]:,}" for end in ends))
+        for name, one in [*readers.items(), ("all", total)]
     ]
-    totals = [sum(ends[end] for ends in found["readers"].values()) for end in (*ENDS, "failed")]
-    rows.append(("all", *(f"{total:,}" for total in totals)))
     heads = ("reader", "loaded, and used", "refused in one sentence", "anything else")
     return (
-        f"`make fuzz` (seed {found['seed']}, {found['minutes']:.0f} minutes; Python {found['python']}): "
-        f"{sum(totals):,} inputs, each with {SECONDS} seconds and {MEMORY // 2**20} MiB at most. Good files with "
-        "bits, bytes, lengths, fields and tensors changed, checksums mended or not, and texts that hypothesis "
-        "makes up; what loads is used. The numbers are in [results/fuzz.json](../results/fuzz.json).\n\n"
-        + Table("", heads, tuple(rows)).markdown()
-    )
+        f"`make fuzz`, seed {found['seed']}, {found['minutes']:.0f} minutes on Python "
+        f"{found['python']}: {sum(total.values()):,} inputs, each with {SECONDS} seconds and "
+        f"{MEMORY // 2**20} MiB at most. Good files with bits,\nbytes, lengths, fields and tensors "
+        "changed, their checksums mended or not, and texts that hypothesis makes up. What loads is "
+        "used: a\ncalibrator predicts, a pack is fitted to, a checkpoint is trained on. The "
+        "numbers are in [results/fuzz.json](../results/fuzz.json).\n\n"
+    ) + Table("", heads, tuple(rows)).markdown()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", type=float, default=5, help="of all readers together")
+    parser.add_argument("--minutes", type=float, default=10, help="of all readers together")
     parser.add_argument("--inputs", type=int, help="of each reader, in place of minutes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", help="readers; nothing is written then")
