@@ -217,7 +217,7 @@ class Process:
         code = 99
         try:
             os.chdir(folder)
-            os.dup2(self.said.fileno(), 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             os.dup2(self.said.fileno(), 2)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -257,7 +257,7 @@ class Process:
         sys.addaudithook(hear)
 
     def end(self):
-        """The exit code; the words and the operations are then known."""
+        """The exit code; what was said of errors, and the operations, are then known."""
         code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.said.seek(0)
         self.text = self.said.read().decode(errors="replace")

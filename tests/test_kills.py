@@ -1,5 +1,6 @@
 """A share of `make kills`: whatever ends a command, its output is whole, and the rest untouched."""
 
+import json
 import os
 import random
 import signal
@@ -45,3 +46,10 @@ def test_a_half_file_does_not_go_unnoticed(work, monkeypatch):
             assert killed.end() == -signal.SIGKILL
     assert attack.wrong["killed", "half"] > 0
     assert not os.listdir(attack.folder)
+
+
+@pytest.mark.skipif(not kills.RESULTS.exists(), reason="make kills has not been run yet")
+def test_the_page_shows_the_results():
+    results = json.loads(kills.RESULTS.read_text())
+    assert kills.tables(results) in kills.DOCS.read_text()
+    assert results["found"] == []

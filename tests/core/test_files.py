@@ -228,8 +228,9 @@ def test_what_cannot_be_written_is_said_of_the_output_and_of_nothing_else(tmp_pa
         lambda temporary: OSError(errno.ENOSPC, full, temporary),
         lambda _: SafetensorError(full),
     ):
-        with pytest.raises(InputError, match=rf"^output a\.bin cannot be written: {full}$"):
+        with pytest.raises(InputError) as caught:
             fails(error)
+        assert str(caught.value) == f"output {tmp_path / 'a.bin'} cannot be written: {full}"
     with pytest.raises(FileNotFoundError):
         fails(lambda _: FileNotFoundError(errno.ENOENT, "gone", "input"))
     with pytest.raises(BrokenPipeError):
