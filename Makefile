@@ -14,8 +14,8 @@
 #   make grid DATA=folder   the same losses in short runs
 #   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
-#   make mutants    whether the tests notice wrong lines in core and metrics: WORKERS=2 at a time, SAMPLE=400 of them
-#                   (0 for all)
+#   make mutants    whether the tests notice wrong lines in core and metrics (a quarter of an hour): WORKERS=2 at a
+#                   time, SAMPLE=400 of them (0 for all)
 #   make coverage   how often each kind of interval holds the truth (ten minutes)
 PYTHON ?= python3
 VENV := .venv

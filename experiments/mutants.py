@@ -171,8 +171,8 @@ def left_out(node, parents):
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
-        case ast.Expr(value=ast.Constant()):
-            return True  # a docstring
+        case ast.Expr(value=ast.Constant()) | ast.keyword(arg="strict" | "stacklevel"):
+            return True  # a docstring; a check of our own; where a warning points
         case ast.Assign(targets=[ast.Name(id=name)]) if isinstance(parents[-1], ast.Module):
             return name == "__all__" or (name[0].isupper() and not name.isupper())  # a type
     return isinstance(parents[-1], ast.Raise) if parents else False  # what a refusal says
@@ -579,8 +579,8 @@ def page(results):
         "more), compared words, defaults, minima and maxima, the order of arguments, returned "
         "values (None), and statements (left out). Not changed, since no program could tell or "
         "only the wording is meant: docstrings, annotations, decorators, the text of refusals, "
-        "f-strings, `__repr__` and `__str__`, `assert`, imports, `__all__`, `if TYPE_CHECKING`, "
-        "type names. Processes that tests start do not see a change.",
+        "f-strings, `__repr__` and `__str__`, `assert`, `strict=`, imports, `__all__`, "
+        "`if TYPE_CHECKING`, type names. Processes that tests start do not see a change.",
         "",
         *lines,
     ]
