@@ -11,7 +11,7 @@ from torch import nn
 
 from featcal import METHODS, Batch, FeatureClip, InputError, LogitMap, Pipeline, Temperature, parse
 from featcal.core.calibrator import NUDGE, keep_prediction, with_confidence
-from featcal.core.fit import StepReport, brier, ece, measure, settle
+from featcal.core.fit import StepReport, brier, confidence, ece, measure, nll, settle
 
 
 @pytest.fixture
@@ -153,10 +153,18 @@ def test_sequential_is_each_step_for_itself(made):
     assert float(both.steps[1].temperature) == pytest.approx(float(hot.temperature), rel=1e-6)
 
 
-@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize(
+    ("how", "must"),
+    [
+        ({}, False),
+        ({"criterion": nll}, False),
+        ({"criterion": confidence}, True),  # which falls with the logits
+        ({"always": True}, True),
+    ],
+)
 @pytest.mark.parametrize("heat", [0.5, 2.0])
 def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
-    registered, heat, always
+    registered, heat, how, must
 ):
     class Half(LogitMap):
         """Halves the logits, whatever the data."""
@@ -172,7 +180,7 @@ def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
 
         def learn(self, problem):
             self.assign(scale=0.5)
-            return [settle(self, problem, {"scale": 0.5}, "halved", always=always)]
+            return [settle(self, problem, {"scale": 0.5}, "halved", **how)]
 
     logits = 3 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     noise = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
@@ -183,7 +191,7 @@ def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
     fitted = Half().fit(Batch(logits, labels))
     (step,) = fitted.report.steps
     assert 0 <= step.seconds <= fitted.report.seconds <= perf_counter() - started
-    stays = always or after < before
+    stays = must or after < before
     assert (float(fitted.scale), step.noop) == ((0.5, False) if stays else (1, True))
     assert step.values == ({"scale": 0.5} if stays else {})
     assert step.loss_before == pytest.approx(before)
