@@ -194,6 +194,7 @@ def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
     stays = must or after < before
     assert (float(fitted.scale), step.noop) == ((0.5, False) if stays else (1, True))
     assert step.values == ({"scale": 0.5} if stays else {})
+    assert step.head_passes == 0  # there is none
     assert step.loss_before == pytest.approx(before)
     assert step.loss_after == pytest.approx(after if stays else before)
 
