@@ -436,7 +436,7 @@ def imported_anew(mutant, tests):
 
 
 PYTEST = (
-    *("-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist"),
+    *("-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist", "-p", "no:faulthandler"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # hypothesis is imported before
 )
 
