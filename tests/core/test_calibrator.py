@@ -221,6 +221,25 @@ def test_the_passes_of_the_head_are_counted_step_by_step(made, mode):
     assert steps[-1].loss_after <= steps[0].loss_after <= steps[0].loss_before
 
 
+@pytest.mark.parametrize("mode", ["joint", "sequential"])
+def test_a_step_is_handed_the_later_ones_where_fitting_is_joint(registered, mode):
+    seen = []
+
+    class Spy(shift_class()):
+        name = "spy"
+
+        def learn(self, problem):
+            seen.append(repr(problem.then))
+            return super().learn(problem)
+
+    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    data = Batch(logits, (logits + torch.arange(3.0)).argmax(1))
+    Pipeline(Spy(scale=0.1), Spy(scale=0.2), shift := METHODS["shift"]()).fit(data, mode=mode)
+    assert shift.by.tolist() == [0.0, 1.0, 2.0]
+    later = ["spy(scale=0.2) | shift", "shift"] if mode == "joint" else ["None", "None"]
+    assert seen == later
+
+
 def test_a_head_of_one_output_is_met_as_two_classes():
     features = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
     head = nn.Linear(4, 1)
