@@ -14,8 +14,8 @@
 #   make grid DATA=folder   the same losses in short runs
 #   make shift RUN=folder DATA=folder   what recipes fitted on clean images are worth on damaged ones: a network
 #                   that experiments/train_published.py trained with --keep-weights (an hour without a GPU)
-#   make mutants    whether the tests notice wrong lines in core and metrics: WORKERS=2 at a time, SAMPLE=400 of them
-#                   (0 for all)
+#   make mutants    whether the tests notice wrong lines in core and metrics (a quarter of an hour): WORKERS=2 at a
+#                   time, SAMPLE=400 of them (0 for all)
 #   make coverage   how often intervals hold the truth, and how often marks are wrong: docs/trust.md (two hours of one
 #                   core; WORKERS=16 shares them out)
 #   make fuzz      broken, lying and hostile inputs for every reader: docs/trust.md (MINUTES=10)

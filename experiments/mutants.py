@@ -6,7 +6,7 @@ Every change of the kinds in `changes` is a mutant. Each is made in memory, in a
 one that has torch imported and the tests collected; no file is touched. A first run of the tests,
 without a change, tells which lines each test runs and how long it takes: a mutant meets the tests
 that run its line, fastest first, as many as fit the budget. It is killed by the first that fails,
-or by taking far more processor time than without it. Every twentieth is tried unchanged, too, and
+or by taking far more processor time than without it. Every tenth is tried unchanged, too, and
 must survive. Writes results/mutants.json and the part of docs/trust.md (`--dry` prints alone).
 """
 
@@ -37,7 +37,7 @@ EQUIVALENT = ROOT / "experiments" / "mutants_equivalent.json"  # mutant -> why n
 START, END = "<!-- mutants: made by experiments/mutants.py -->", "<!-- end of mutants -->"
 SUITE = ("tests/core", "tests/metrics", "src/featcal/core", "src/featcal/metrics", "tests/methods")
 SKIPPED = "not auto"  # fits every recipe in every fold: minutes that show nothing of these modules
-MEMORY, CONTROLS = 16 * 2**30, 20
+MEMORY, CONTROLS = 16 * 2**30, 10
 
 SWAPPED = {
     **{ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt)},
@@ -171,8 +171,8 @@ def left_out(node, parents):
             return True
         case ast.If(test=ast.Name(id="TYPE_CHECKING")):
             return True
-        case ast.Expr(value=ast.Constant()):
-            return True  # a docstring
+        case ast.Expr(value=ast.Constant()) | ast.keyword(arg="strict" | "stacklevel"):
+            return True  # a docstring; a check of our own; where a warning points
         case ast.Assign(targets=[ast.Name(id=name)]) if isinstance(parents[-1], ast.Module):
             return name == "__all__" or (name[0].isupper() and not name.isupper())  # a type
     return isinstance(parents[-1], ast.Raise) if parents else False  # what a refusal says
@@ -321,7 +321,7 @@ class Server:
     """A pytest plugin that forks where the tests would run."""
 
     def __init__(self, options, mutants, folder):
-        self.options, self.mutants, self.folder = options, mutants, folder
+        self.options, self.mutants, self.folder, self.passed = options, mutants, folder, set()
 
     def pytest_runtestloop(self, session):
         """Surveys the tests, then tries every mutant that is a function's."""
@@ -336,7 +336,7 @@ class Server:
         for file in sorted(self.folder.glob("survey-*.json")):
             ran += [Ran(**each) for each in json.loads(file.read_text())]
         (self.folder / "survey.json").write_text(json.dumps([asdict(each) for each in ran]))
-        print(f"{len(ran)} of {len(session.items)} tests pass and run a line of these files")
+        print(f"{len(ran)} of {len(session.items)} tests pass")
         tests, items = chooser(ran, self.options.budget), {i.nodeid: i for i in session.items}
         jobs = []
         for place, mutant in enumerate(self.mutants):
@@ -360,6 +360,11 @@ class Server:
                 file = Path(each.__code__.co_filename).relative_to(SOURCE).as_posix()
                 self.functions[file, each.__code__.co_qualname].append(each)
 
+    def pytest_runtest_logreport(self, report):
+        """Tells a test that passed from one that was skipped."""
+        if report.when == "call" and report.passed:
+            self.passed.add(report.nodeid)
+
     def survey(self, items, number):
         """Runs tests once, as they are, and writes what each ran."""
         import coverage
@@ -371,7 +376,7 @@ class Server:
                 measured.switch_context(item.nodeid)
                 started, failed = time.process_time(), self.session.testsfailed
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-                if self.session.testsfailed == failed:
+                if self.session.testsfailed == failed and item.nodeid in self.passed:
                     seconds[item.nodeid] = time.process_time() - started
         lines = {test: {} for test in seconds}
         data = measured.get_data()
@@ -381,7 +386,7 @@ class Server:
                 for test in tests:
                     if test in lines:
                         lines[test].setdefault(where, []).append(line)
-        ran = [asdict(Ran(test, seconds[test], lines[test])) for test in seconds if lines[test]]
+        ran = [asdict(Ran(test, seconds[test], lines[test])) for test in seconds]
         (self.folder / f"survey-{number}.json").write_text(json.dumps(ran))
         return 0
 
@@ -397,18 +402,24 @@ class Server:
 
 
 def chooser(ran, budget):
-    """The tests for a mutant: those that run its lines, fastest first, and their seconds."""
-    by_line, by_file = defaultdict(list), defaultdict(list)
-    for each in sorted(ran, key=lambda each: each.seconds):
+    """The tests for a mutant: those that run its lines, fastest first, and their seconds.
+
+    What is outside of functions runs when it is imported: all tests of the files of tests that run
+    some line of its file.
+    """
+    by_line, near_file = defaultdict(list), defaultdict(set)
+    for each in ran:
         for file, lines in each.lines.items():
-            by_file[file].append(each)
+            near_file[file].add(each.test.partition("::")[0])
             for line in lines:
                 by_line[file, line].append(each)
 
     def tests(mutant):
         span = range(mutant.line, mutant.last + 1)
         inside = {each.test: each for line in span for each in by_line[mutant.file, line]}
-        near = inside.values() if mutant.function else by_file[mutant.file]
+        files = near_file[mutant.file]
+        around = (each for each in ran if each.test.partition("::")[0] in files)
+        near = inside.values() if mutant.function else around
         chosen, spent = [], 0.0
         for each in sorted(near, key=lambda each: each.seconds):
             if spent + each.seconds <= budget:
@@ -432,11 +443,25 @@ def imported_anew(mutant, tests):
         return load(self, name)
 
     importlib.machinery.SourceFileLoader.get_code = get_code
-    return int(pytest.main(["-x", *PYTEST, *tests])) if tests else 0
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    status = pytest.main(["-x", *PYTEST, *files], plugins=[Chosen(tests)]) if tests else 0
+    return 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else int(status)
+
+
+class Chosen:
+    """A pytest plugin that runs these tests, in this order."""
+
+    def __init__(self, tests):
+        self.order = {test: place for place, test in enumerate(tests)}
+
+    def pytest_collection_modifyitems(self, items):
+        """Not every name of a test can be written on a command line."""
+        chosen = [item for item in items if item.nodeid in self.order]
+        items[:] = sorted(chosen, key=lambda item: self.order[item.nodeid])
 
 
 PYTEST = (
-    *("-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist"),
+    *("-q", "-p", "no:cacheprovider", "-p", "no:cov", "-p", "no:xdist", "-p", "no:faulthandler"),
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # hypothesis is imported before
 )
 
@@ -579,8 +604,8 @@ def page(results):
         "more), compared words, defaults, minima and maxima, the order of arguments, returned "
         "values (None), and statements (left out). Not changed, since no program could tell or "
         "only the wording is meant: docstrings, annotations, decorators, the text of refusals, "
-        "f-strings, `__repr__` and `__str__`, `assert`, imports, `__all__`, `if TYPE_CHECKING`, "
-        "type names. Processes that tests start do not see a change.",
+        "f-strings, `__repr__` and `__str__`, `assert`, `strict=`, imports, `__all__`, "
+        "`if TYPE_CHECKING`, type names. Processes that tests start do not see a change.",
         "",
         *lines,
     ]

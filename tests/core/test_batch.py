@@ -16,6 +16,7 @@ from featcal.core.batch import (
     as_data,
     bin_edges,
     bin_index,
+    device_of,
     is_single,
     one_logit,
     predicted,
@@ -143,6 +144,8 @@ def test_a_batch_goes_to_a_device_and_stays_without_one(rows):
     assert rows.to(None).logits is rows.logits
     bare = Batch(None, rows.labels).to(torch.device("meta"))
     assert (bare.features, bare.logits) == (None, None)
+    assert device_of(torch.nn.Linear(4, 3, device="meta")).type == "meta"
+    assert device_of(torch.neg) is device_of(torch.nn.Identity()) is device_of(None) is None
     moved = next(iter(Chunked([rows], torch.device("meta"))))
     assert moved.labels.device.type == "meta"
 

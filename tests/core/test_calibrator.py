@@ -11,7 +11,7 @@ from torch import nn
 
 from featcal import METHODS, Batch, FeatureClip, InputError, LogitMap, Pipeline, Temperature, parse
 from featcal.core.calibrator import NUDGE, keep_prediction, with_confidence
-from featcal.core.fit import StepReport, brier, ece, measure, settle
+from featcal.core.fit import StepReport, brier, confidence, ece, measure, nll, settle
 
 
 @pytest.fixture
@@ -153,10 +153,18 @@ def test_sequential_is_each_step_for_itself(made):
     assert float(both.steps[1].temperature) == pytest.approx(float(hot.temperature), rel=1e-6)
 
 
-@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize(
+    ("how", "must"),
+    [
+        ({}, False),
+        ({"criterion": nll}, False),
+        ({"criterion": confidence}, True),  # which falls with the logits
+        ({"always": True}, True),
+    ],
+)
 @pytest.mark.parametrize("heat", [0.5, 2.0])
 def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
-    registered, heat, always
+    registered, heat, how, must
 ):
     class Half(LogitMap):
         """Halves the logits, whatever the data."""
@@ -172,7 +180,7 @@ def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
 
         def learn(self, problem):
             self.assign(scale=0.5)
-            return [settle(self, problem, {"scale": 0.5}, "halved", always=always)]
+            return [settle(self, problem, {"scale": 0.5}, "halved", **how)]
 
     logits = 3 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     noise = torch.rand(300, 3, generator=torch.Generator().manual_seed(1))
@@ -183,9 +191,10 @@ def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
     fitted = Half().fit(Batch(logits, labels))
     (step,) = fitted.report.steps
     assert 0 <= step.seconds <= fitted.report.seconds <= perf_counter() - started
-    stays = always or after < before
+    stays = must or after < before
     assert (float(fitted.scale), step.noop) == ((0.5, False) if stays else (1, True))
     assert step.values == ({"scale": 0.5} if stays else {})
+    assert step.head_passes == 0  # there is none
     assert step.loss_before == pytest.approx(before)
     assert step.loss_after == pytest.approx(after if stays else before)
 
@@ -210,6 +219,25 @@ def test_the_passes_of_the_head_are_counted_step_by_step(made, mode):
     assert sum(hot) <= 2
     assert [step.name for step in steps] == ["clip", "temperature", "temperature"]
     assert steps[-1].loss_after <= steps[0].loss_after <= steps[0].loss_before
+
+
+@pytest.mark.parametrize("mode", ["joint", "sequential"])
+def test_a_step_is_handed_the_later_ones_where_fitting_is_joint(registered, mode):
+    seen = []
+
+    class Spy(shift_class()):
+        name = "spy"
+
+        def learn(self, problem):
+            seen.append(repr(problem.then))
+            return super().learn(problem)
+
+    logits = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    data = Batch(logits, (logits + torch.arange(3.0)).argmax(1))
+    Pipeline(Spy(scale=0.1), Spy(scale=0.2), shift := METHODS["shift"]()).fit(data, mode=mode)
+    assert shift.by.tolist() == [0.0, 1.0, 2.0]
+    later = ["spy(scale=0.2) | shift", "shift"] if mode == "joint" else ["None", "None"]
+    assert seen == later
 
 
 def test_a_head_of_one_output_is_met_as_two_classes():

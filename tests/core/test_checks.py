@@ -200,6 +200,8 @@ def test_probabilities_may_be_off_by_what_their_precision_or_the_caller_allows()
         )
     with pytest.raises(InputError, match=r"probs\[1\] holds -0.5 to 1.5 with the sum 1"):
         check_probs(torch.tensor([[1.0, 0.0], [-0.5, 1.5]]))
-    for wrong in (probs.long(), put(probs, (5, 1), math.nan), torch.tensor([0.5, -0.1])):
+    with pytest.raises(InputError, match="have type"):
+        check_probs(probs.long())
+    for wrong in (put(probs, (5, 1), math.nan), torch.tensor([0.5, -0.1])):
         with pytest.raises(InputError, match="prob"):
             check_probs(wrong)

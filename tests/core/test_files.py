@@ -53,9 +53,12 @@ def test_permissions_are_ordinary(tmp_path, umask):
     try:
         with new_file(tmp_path / "a.bin") as temporary:
             temporary.write_bytes(b"x")
+        with new_folder(tmp_path / "pack"):
+            pass
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "a.bin").stat().st_mode) == 0o666 & ~umask
+    assert stat.S_IMODE((tmp_path / "pack").stat().st_mode) == 0o777 & ~umask
 
 
 def test_a_new_folder_appears_whole(tmp_path):

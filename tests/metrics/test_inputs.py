@@ -137,6 +137,7 @@ ONE_HOT = torch.tensor([[0, 1], [1, 0], [0, 1]])
         ),
         ({"probs": NAN}, "probs[1] holds nan"),
         ({"probs": torch.tensor([[0.9, 0.3, -0.2]] * 3)}, "probs[0] holds -0.2 to 0.9"),
+        ({"probs": torch.tensor([[1.0005, 0.0]] * 3)}, "probs[0] holds 0 to 1.0005"),
         ({"logits": -1 / (1 - 2 * NAN)}, "logits are NaN or infinite in rows 0, 1, 2"),
         ({"probs": torch.full((3, 1, 1), 0.5)}, "probs has shape (3, 1, 1)"),
         ({"logits": torch.tensor(0.5)}, "logits has shape ()"),
