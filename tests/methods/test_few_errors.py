@@ -23,7 +23,7 @@ OPTIONS = {  # what else a likelihood decides, and smaller forms of what takes l
     ),
     "ensemble": ("ensemble", "ensemble(criterion='brier')"),
     "classwise": ("classwise", "classwise(reading='logit')", "classwise(grid=True)"),
-    "parameterised": ("parameterised(hidden=2, restarts=1)",),
+    "parameterised": ("parameterised(top=2, hidden=1, restarts=1)",),
     "group": ("group(partitions=2)", "group(partitions=2, base='ensemble')"),
     "clip": ("clip", "clip | temperature"),
 }
