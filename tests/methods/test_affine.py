@@ -273,3 +273,23 @@ def test_strengths_that_cannot_or_need_not_be_chosen(monkeypatch):
     step = fitted("matrix(off_diagonal=0.5)", *drawn()).report.steps[0]
     assert "as strongly as given" in step.message
     assert step.details["held_out"] == {}
+
+
+def test_a_sample_of_many_rows_chooses_the_penalty(monkeypatch):
+    """The fit itself sees all rows; only how firmly it is held is learned from some."""
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(3000, 4, generator=draw)
+    probs = (logits * torch.tensor([0.6, 1, 1, 1.3])).softmax(1)
+    labels = torch.multinomial(probs, 1, generator=draw)[:, 0]
+    whole = parse("vector").fit(Batch(logits, labels)).report
+    seen = []
+    monkeypatch.setattr("featcal.methods.affine.ENOUGH", 1000)
+    measure = affine_module.measure
+    monkeypatch.setattr(
+        "featcal.methods.affine.measure",
+        lambda data, *losses: seen.append(sum(map(len, data))) or measure(data, *losses),
+    )
+    some = parse("vector").fit(Batch(logits, labels)).report
+    assert 800 < sum(seen[:3]) < 1200  # three folds
+    assert some.rows == whole.rows == 3000
+    assert some.loss_after == pytest.approx(whole.loss_after, abs=2e-3)

@@ -36,7 +36,9 @@ def row(
     metrics = {**RAW, **values}
     metrics.setdefault("overconfidence", metrics["confidence"] - metrics["accuracy"])
     # Rows that differ never do so by the same on every resample.
-    moved = {name: value + noise(seed, spread * (1 + value)) for name, value in metrics.items()}
+    moved = {
+        name: value + noise(seed, spread * (1 + 0.01 * value)) for name, value in metrics.items()
+    }
     own = accuracy_noise + 0.01 * abs(metrics["accuracy"] - RAW["accuracy"])
     moved["accuracy"] = metrics["accuracy"] + noise(seed, own)
     for name, values in moved.items():

@@ -287,6 +287,9 @@ class Bootstrap:
             classes = len(value) // self.bins
             v, n = value.clamp(min=1e-300), len(sure) * classes
             size = 2 * ((v.floor() + 1) * v.log() - v - torch.lgamma(v.floor() + 1)).exp()
+            size = size.maximum(
+                (2 * v).clamp(max=0.5)
+            )  # a row by itself: |y - p| is 2 v on average
             noise, error = float(size.sum()) / n, float((v - size.square()).clamp(min=0).sum())
             error, bias = math.sqrt(error * min(classes, 2)) / n, noise
             if classes == 1:  # the gaps of a few large bins are all alike, or next to it
