@@ -6,7 +6,7 @@ In scope are test questions of the classifier's own intents, out of scope those 
 import torch
 
 from featcal.metrics.ordered import Ordered, auroc_of
-from featcal.report.bootstrap import interval, verdict
+from featcal.report.bootstrap import interval, marks
 
 LEVELS = (0.5, 0.9)
 STEPS = 20  # bars of a histogram of confidence
@@ -54,5 +54,6 @@ def change(after, before):
             [part[its] for part, its in zip(pair, places, strict=True)] for pair in (after, before)
         ]
         found.append(separation(*pairs[0]) - separation(*pairs[1]))
-    around = interval(delta, torch.tensor(found))
-    return {"delta": delta, "interval": around.as_json(), "verdict": verdict("auroc", around)}
+    around = interval(delta, torch.tensor([delta, *found]))
+    (word,) = marks("auroc", [(delta, around)])
+    return {"delta": delta, "interval": around.as_json(), "verdict": word}

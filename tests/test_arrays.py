@@ -272,7 +272,7 @@ def test_rows_that_cannot_be_used_are_refused_by_name(kind, rows, text):
 )
 def test_labels_and_classes_that_cannot_be_used_are_refused_by_name(labels, classes, text):
     with pytest.raises(InputError, match=text):
-        Calibrated(classes=classes).fit([[1.0, 0.0], [0.0, 1.0]], labels)
+        Calibrated(classes=classes).fit([[2.0, 0.0], [0.0, 2.0]], labels)
 
 
 def test_other_columns_than_fit_has_seen_are_refused(scores):

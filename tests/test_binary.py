@@ -142,7 +142,7 @@ def test_the_wrapped_layer_gives_one_logit_back(recipe, world, pair, fitted):
     assert two.shape == (N, 2)
     one = outputs(calibrator.wrap(world.one), world.features)
     assert one.shape == (N, 1)
-    torch.testing.assert_close(one[:, 0].sigmoid(), two.softmax(1)[:, 1], rtol=0, atol=2e-5)
+    torch.testing.assert_close(one[:, 0].sigmoid(), two.softmax(1)[:, 1], rtol=0, atol=4e-5)
     if calibrator.keeps_accuracy:
         assert torch.equal(one > 0, world.z > 0)
 

@@ -156,7 +156,7 @@ def test_a_file_is_written_in_the_format_its_name_tells(pack, tmp_path, name, st
 def test_warnings_reach_whoever_reads(tmp_path):
     made = arrays(val=30, test=40)
     logits = made["val_features"] @ made["weight"].T + made["bias"]
-    made["val_labels"] = logits.argmax(1)  # every prediction is right
+    made["val_labels"] = logits.argmin(1)  # every prediction is wrong
     pack = packed(tmp_path, made)
     assert "Warning: temperature:" in compare(pack, "temperature").out
     ran = featcal("compare", pack, "temperature", "--format", "csv", *FEW)

@@ -103,13 +103,13 @@ def test_bins_and_splits(pack):
 
 
 def test_force_replaces_a_file(pack, cal, tmp_path):
-    out = tmp_path / "out"
+    out = tmp_path / "out.npy"
     out.write_text("old")
     done("fit", pack, "temperature", "-o", out, "--force")
     done("eval", pack, out)
     done("predict", pack, cal, "-o", out, "--force")
     assert np.load(out).shape == (300, 4)
-    assert list(tree(tmp_path)) == ["out"]
+    assert list(tree(tmp_path)) == ["out.npy"]
     assert out.stat().st_mode & stat.S_IRGRP  # what one user fits another may serve
 
 

@@ -70,7 +70,7 @@ REFUSED = [
     ("eval pack.npz", "featcal pack import"),
     ("eval pack nowhere", "nowhere"),
     ("eval pack cut", "cut"),
-    ("eval five vector", "was fitted to 4 classes five has 5"),
+    ("eval five vector", "was fitted to 4 classes five have 5"),
     ("eval logits cal", "logits logits alone"),
     ("fit logits clip -o new", "logits alone"),
     ("compare logits none clip", "logits alone needs no features"),

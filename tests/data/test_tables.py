@@ -164,7 +164,7 @@ REFUSED = [
     ("cat,dog,label,label\n1,2,0,0\n", "columns cat, dog, label, label name one"),
     ("logit_a,logits_a,label\n1,2,0\n", "logits_a, label name one class"),
     (",cat,label\n0,1,0\n", "a column has no name .*--ignore ''"),
-    ("label\n0\n", "no column but 'label'"),
+    ("label\n0\n", "it has no scores"),
     ("id,logit_a,logit_b,text,label\n1,1,2,x,0\n", "columns id, text .*--ignore id --ignore text"),
     ("logit_a,prob_a,prob_b,label\n1,.3,.7,0\n", "prob_a, prob_b are not named as logits"),
     ("prob_a,prob_b,label\n.5,.5,0\n", "named as probs: do not call them logits"),

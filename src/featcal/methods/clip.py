@@ -477,9 +477,10 @@ class Search:
         problem, far = part or self.problem, centre >= self.peak
         paths: list[LinearPath] = []
         labels: list[Tensor] = []
-        source = problem.source
+        source = problem.source if there is None else there
+        own = there is None or there is problem.data  # rows with the features beside the logits
         for batch, known in (
-            ((b, b) for b in source) if there is None else zip(source, there, strict=True)
+            ((b, b) for b in source) if own else zip(problem.source, source, strict=True)
         ):
             features = features_of(batch).to(weight.dtype)
             if there is None:

@@ -287,9 +287,7 @@ class Bootstrap:
             classes = len(value) // self.bins
             v, n = value.clamp(min=1e-300), len(sure) * classes
             size = 2 * ((v.floor() + 1) * v.log() - v - torch.lgamma(v.floor() + 1)).exp()
-            size = size.maximum(
-                (2 * v).clamp(max=0.5)
-            )  # a row by itself: |y - p| is 2 v on average
+            size = size.maximum((2 * v).clamp(max=0.5))  # of one row |y - p| is 2 v on average
             noise, error = float(size.sum()) / n, float((v - size.square()).clamp(min=0).sum())
             error, bias = math.sqrt(error * min(classes, 2)) / n, noise
             if classes == 1:  # the gaps of a few large bins are all alike, or next to it
@@ -698,8 +696,9 @@ def marks(name: str, found: Sequence[tuple[float, Interval]]) -> list[Verdict | 
         name: the metric.
         found: each difference and its interval.
 
-    >>> marks("ece", [(-0.02, Interval(-0.03, -0.01)), (-0.02, Interval(-0.0395, -0.0005))])
-    ['better', 'undecided']
+    >>> clear = (-0.02, Interval(-0.0395, -0.0005))
+    >>> marks("ece", [clear]), marks("ece", [clear, clear])
+    (['better'], ['undecided', 'undecided'])
     """
     lengths = [abs(delta - (around.low if delta > 0 else around.high)) for delta, around in found]
     chances = [  # of a difference as clear as this, were there none
