@@ -51,15 +51,20 @@ def test_a_loaded_calibrator_takes_logits_of_any_kind(fitted):
     logits, _ = drawn(1)
     expected = logits / calibrator.temperature
     loaded = featcal.load(path)
-    torch.testing.assert_close(loaded.apply(logits), expected)
-    found = loaded.apply(logits.numpy())
+    torch.testing.assert_close(loaded.transform(logits), expected)
+    found = loaded.transform(logits.numpy())
     assert isinstance(found, np.ndarray)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)
-    np.testing.assert_allclose(loaded.apply(logits.tolist()), expected.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(loaded.transform(logits.tolist()), expected.numpy(), rtol=1e-6)
     with pytest.raises(featcal.InputError, match="4 classes, and these rows have 7"):
-        loaded.apply(torch.zeros(3, 7))
+        loaded.transform(torch.zeros(3, 7))
     with pytest.raises(featcal.InputError, match="NaN"):
-        loaded.apply(logits / 0)
+        loaded.transform(logits / 0)
+    with pytest.raises(featcal.InputError, match="one number"):
+        loaded.transform(3.0)
+    seen = []
+    featcal.attach(Net(), featcal.Temperature(), head="fc").apply(seen.append)  # torch's own
+    assert any(isinstance(part, featcal.Temperature) for part in seen)
 
 
 def test_features_go_in_with_their_head(tmp_path):
@@ -69,11 +74,17 @@ def test_features_go_in_with_their_head(tmp_path):
     clip = featcal.parse("clip | temperature").fit(data, head)
     loaded = featcal.load(featcal.save(clip, tmp_path / "c.safetensors"))
     with torch.no_grad():
-        torch.testing.assert_close(loaded.apply(data.features, head), clip(data.features, head))
+        torch.testing.assert_close(loaded.transform(data.features, head), clip(data.features, head))
+        wide = loaded.transform(data.features.double().numpy(), head)  # numpy's own type
+        np.testing.assert_allclose(wide, clip(data.features, head), rtol=1e-6)
     with pytest.raises(featcal.InputError, match="pass them with head="):
-        loaded.apply(data.features)
+        loaded.transform(data.features)
+    with pytest.raises(featcal.InputError, match="3 classes, and these rows have 7"):
+        loaded.transform(data.features, nn.Linear(6, 7))
+    with pytest.raises(featcal.InputError, match="head is a tuple"):
+        loaded.transform(data.features, (head.weight, head.bias))
     with pytest.raises(featcal.InputError, match="6 features, and these rows have 5"):
-        loaded.apply(data.features[:, :5], head)
+        loaded.transform(data.features[:, :5], head)
     array = Calibrated.load(
         tmp_path / "c.safetensors", head=(head.weight.detach(), head.bias.detach())
     )
@@ -105,7 +116,7 @@ def test_two_classes_come_as_one_logit_or_two(tmp_path):
     both = loaded.predict_proba(logits)
     np.testing.assert_allclose(loaded.predict_proba(one), both, atol=1e-6)
     np.testing.assert_allclose(
-        torch.tensor(featcal.load(path).apply(one.numpy())).sigmoid(), both[:, 1], atol=1e-6
+        torch.tensor(featcal.load(path).transform(one.numpy())).sigmoid(), both[:, 1], atol=1e-6
     )
 
 
@@ -180,6 +191,19 @@ def test_probabilities_are_written_as_the_ending_says(fitted, here):
     (here / "val.csv").write_text("\n".join([f"{text[0]},label", *rows]))
     assert run("pack", "import", "val.csv", "-o", "pack") == 0
     assert featcal.Pack.open("pack").manifest.class_names == NAMES
+
+
+def test_features_in_a_file_of_any_types_are_predicted(tmp_path, here):
+    torch.manual_seed(0)
+    head, x = nn.Linear(6, 3), 5 * torch.randn(90, 6).relu()
+    clip = featcal.FeatureClip().assign(threshold=1.0)
+    featcal.save(clip, "clip.safetensors")
+    weight, bias = head.weight.detach().double().numpy(), head.bias.detach().double().numpy()
+    np.savez("f.npz", features=x.numpy(), weight=weight, bias=bias)
+    assert run("predict", "f.npz", "clip.safetensors", "-o", "f.npy") == 0
+    with torch.no_grad():
+        expected = clip(x, head).softmax(1)
+    np.testing.assert_allclose(np.load("f.npy"), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(

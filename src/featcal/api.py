@@ -135,6 +135,8 @@ def compare(
     if not isinstance(data, nn.Module):
         if len(others) < 2:
             options["recipes"] = recipes
+        elif recipes is not DEFAULT_RECIPES:
+            raise InputError("recipes are given twice: name them once")
         return compare_rows(data, *others, **options)
     check_uncalibrated(data)
     if not 1 <= len(others) <= 2:

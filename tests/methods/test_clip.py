@@ -599,3 +599,29 @@ def test_an_underconfident_network_is_left_alone(rows):
     assert "underconfident" in step.message
     text = json.dumps(found.report.as_json(), allow_nan=False)
     assert json.loads(text)["steps"][0]["threshold"] is None
+
+
+@pytest.mark.parametrize(("seed", "heavy"), [(0, 1.0), (2, 0.5)])
+def test_a_guard_holds_where_the_best_threshold_lies_at_the_far_end(seed, heavy):
+    """More rows than are looked at one by one, and heavy tails: against every threshold in turn."""
+    draw = torch.Generator().manual_seed(seed)
+    head = nn.Linear(64, 40)
+    size = (torch.randn(3000, 64, generator=draw) * heavy).exp()
+    x = torch.randn(3000, 64, generator=draw).abs() * size
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(40, 64, generator=draw) / 4)
+        head.bias.zero_()
+        noise = -torch.rand(3000, 40, generator=draw).log()
+        labels = (head(x.clamp(max=float(x.quantile(0.97)))) / 2 - noise.log()).argmax(1)
+
+        def at(c):
+            logits = head(x.clamp(-c, c))
+            right = (logits.argmax(1) == labels).float().mean()
+            return nn.functional.cross_entropy(logits, labels).item(), float(right)
+
+        whole = at(math.inf)
+        top = math.log(float(x.max()))
+        tried = [at(math.exp(top - 5 * step / 300)) for step in range(300)]
+    best = min([loss for loss, right in [*tried, whole] if right >= whole[1]])
+    found = FeatureClip(min_accuracy=1.0).fit(Batch(None, labels, x), head)
+    assert found.report.loss_after < best + 0.01

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from featcal import io
 from featcal.cli import app
-from featcal.core.batch import Batch, Head
+from featcal.core.batch import Batch, Head, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.files import check_free
@@ -226,7 +227,9 @@ def predict(
                     ".npz or .safetensors file of features, weight and bias"
                 )
             checked = Gate(weights, contents.class_names).checked(name, contents.splits[name])
-            head = None if weights is None else linear_of(**weights)
+            head = (
+                None if weights is None else linear_of(**{k: wide(v) for k, v in weights.items()})
+            )
             found = _predicted(checked, calibrator, head)
             rows = write_probs(output, found, contents.class_names, overwrite=force)
     app.say(f"Wrote {output}: {rows[0]:,} rows, {rows[1]} classes")
@@ -238,8 +241,10 @@ def _predicted(
     """The probabilities of each batch; of so many rows, where that is known."""
     row = 0
     for batch in data:
-        features = 0 if batch.features is None else batch.features.shape[1]
-        calibrator.check_sizes(features=features)
+        if batch.features is not None:
+            calibrator.check_sizes(features=batch.features.shape[1])
+            dtype = head.weight.dtype if isinstance(head, nn.Linear) else batch.features.dtype
+            batch = replace(batch, features=batch.features.to(dtype))
         probs = calibrated_logits(batch, calibrator, head).softmax(1)
         calibrator.check_sizes(classes=probs.shape[1])
         check_finite("the probabilities", probs, first_row=row)

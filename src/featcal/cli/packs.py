@@ -265,6 +265,8 @@ def export(
     """  # noqa: D301 - click knows a block by the character itself
     check_free(output, overwrite=force)
     if calibrator_path is None:
+        if head is not None or split is not None:
+            raise InputError("--head and --split are of a network or a pack: leave them out")
         model, inputs = _alone(source, rows)
         dynamic, probabilities = None, True
     else:

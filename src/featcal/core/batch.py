@@ -134,7 +134,8 @@ def joined(batches: list[Batch]) -> Batch:
 
 def head_of(data: object) -> Head | None:
     """The head that data brings along, as what was collected and a split of a pack do; or None."""
-    return getattr(data, "head", None)
+    found = getattr(data, "head", None)
+    return found if isinstance(found, nn.Module) else None
 
 
 def as_data(data: Batch | Data | tuple[Any, Any], head: Head | None = None) -> Data:

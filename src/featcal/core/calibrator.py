@@ -208,29 +208,40 @@ class Calibrator(nn.Module, ABC):
         return CalibratedHead(head, self.outcome())
 
     @torch.no_grad()
-    def apply(self, rows: Any, head: Head | None = None) -> Any:  # noqa: ANN401 - as it came
+    def transform(self, rows: Any, head: Head | None = None) -> Any:  # noqa: ANN401 - as it came
         """Calibrated logits of logits (n, k), or of features (n, d) and the head they enter.
 
         Tensors give tensors and numpy arrays give arrays; a softmax makes probabilities of them.
         One logit per row, as a sigmoid model gives it, comes back as one.
 
         >>> calibrator = METHODS["temperature"]().assign(temperature=2.0)
-        >>> calibrator.apply(torch.tensor([[4.0, 0.0]]))
+        >>> calibrator.transform(torch.tensor([[4.0, 0.0]]))
         tensor([[2., 0.]])
         """
         if head is None and self.needs_features:
             raise InputError(
                 f"{self!r} works on features: pass them with head=, the classifier's last layer"
             )
-        given = rows if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows))
-        given = given if given.is_floating_point() else given.double()
-        check_finite("rows", given[None] if given.ndim == 0 else given)
-        if given.ndim == 2 and given.shape[1] > 1:
-            self.check_sizes(**{"classes" if head is None else "features": given.shape[1]})
+        if head is not None and not callable(head):
+            raise InputError(f"head is a {type(head).__name__}: pass the last layer, a module")
         layer = head if isinstance(head, nn.Module) else as_head(head)
+        given = rows if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows))
+        if given.ndim == 0:
+            raise InputError("rows are one number: give one row per sample, rows[None]")
+        check_finite("rows", given)
+        weights = layer.parameters() if isinstance(layer, nn.Module) else iter(())
+        known = next((one for one in weights if one.is_floating_point()), None)
+        if known is not None:
+            given = given.to(known)
+        elif not given.is_floating_point():
+            given = given.double()
+        if given.ndim == 2 and given.shape[1] > 1:
+            self.check_sizes(**{"classes" if layer is None else "features": given.shape[1]})
         with evaluating(layer):
             found = self.wrap(layer)(given)  # type: ignore[arg-type]  # as_head gives modules
-        return found if isinstance(rows, Tensor) else found.numpy()
+        if found.ndim == 2 and found.shape[1] > 1:
+            self.check_sizes(classes=found.shape[1])
+        return found if isinstance(rows, Tensor) else found.cpu().numpy()
 
     def check_sizes(self, *, classes: int = 0, features: int = 0) -> None:
         """Refuses rows of another network than the one this was fitted to; 0 for not known."""

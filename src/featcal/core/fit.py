@@ -33,6 +33,7 @@ from featcal.core.batch import (
     bin_sums,
     predicted,
     stored_logits,
+    unchecked,
 )
 from featcal.core.checks import InputError, check_batch, check_same
 from featcal.core.sample import Folds
@@ -359,7 +360,8 @@ def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[Ste
         counted = asked
         reports += [replace(part, head_passes=passes, seconds=spent) for part in learned]
         problem = after(problem, step, later)
-    return unsmoothed(steps, first, reports) if problem.loss.smoothing else reports
+    whole = problem.loss.smoothing and not problem.warm  # and no refit inside another fit
+    return unsmoothed(steps, first, reports) if whole else reports
 
 
 def unsmoothed(
@@ -380,13 +382,10 @@ def unsmoothed(
             if not reports[place].noop:
                 reports[place] = StepReport(step.name, {}, True, 0, 0, True, why)
         losses = losses[:1] * len(losses)
-    pairs, share = (
-        zip(reports, pairwise(losses), strict=True),
-        {"smoothing": problem.loss.smoothing},
-    )
+    share = {"smoothing": problem.loss.smoothing}
     return [
         replace(one, loss_before=old, loss_after=new, details=one.details | share)
-        for one, (old, new) in pairs
+        for one, (old, new) in zip(reports, pairwise(losses), strict=True)
     ]
 
 
@@ -534,7 +533,7 @@ def settle(
 
 def loss_left_out(step: Calibrator, problem: Problem, loss: Loss) -> float | None:
     """The loss on every row of a step like this one fitted without it; None for too few rows."""
-    folds, total = Folds(problem.data, FOLDS), 0.0
+    folds, seen = Folds(problem.data, FOLDS), []
     sizes, rows = folds.sizes(), problem.facts.rows
     if min(sizes) == 0:
         return None
@@ -542,8 +541,9 @@ def loss_left_out(step: Calibrator, problem: Problem, loss: Loss) -> float | Non
         twin = type(step)(**step.hyperparameters()).to(problem.facts.device)
         twin.learn(part_of(problem, folds.without(fold), rows - size))
         unseen = part_of(problem, folds.only(fold), size)
-        total += size * measure(after(unseen, twin).data, loss)[0]
-    return total / rows
+        seen += [unchecked(one.logits, one.labels) for one in after(unseen, twin).data]
+    # Of all rows at once: the ECE of a fold is larger than that of all by chance alone.
+    return measure(seen, loss)[0]
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,8 @@ def _opened(stack: ExitStack, name: str, path: Path, label: str) -> Loaders:
         if not name.endswith(ENDS) and name not in WHOLE:
             raise InputError(
                 f"{path}: the name {name!r} does not say what the array is: name it val_logits, "
-                f"val_labels, ..., or give the name, as in val_logits={path}"
+                f"val_labels, ..., or give the name, as in val_logits={path} (for rows to predict, "
+                "say --logits or --probs)"
             )
         return {name: partial(map_npy, path)}
     columns = {part: part for part in _lists(path)} | {"labels": label}

@@ -71,7 +71,7 @@ class PackSplit:
     @property
     def head(self) -> nn.Linear | None:
         """The pack's head."""
-        return Pack(self.path, self.manifest).head
+        return Pack(self.path, self.manifest, self.checked).head
 
     def __repr__(self) -> str:
         return f"PackSplit({str(self.path)!r}, {self.name!r}: {self.rows:,} rows)"

@@ -528,7 +528,7 @@ class Search:
         if not self.gains(best):
             return self.seen, settled
         if best.accuracy < self.guard * self.before.accuracy:
-            return self.towards_guard()
+            return self.towards_guard([] if path is None else path.seen)
         if best not in self.seen:  # once more by the head itself: a path rounds off
             return [self.before, trials.complete(trials.at(best.threshold))], True
         if not self.window:
@@ -597,24 +597,36 @@ class Search:
             path.point(log_c)
         return low, path
 
-    def towards_guard(self) -> tuple[list[Trial], bool]:
+    def towards_guard(self, far: list[Trial]) -> tuple[list[Trial], bool]:
         """From the best threshold, which costs too much accuracy, to where the guard just holds.
 
-        Accuracy(c) is a ragged staircase: halving the way finds its edge, and a window around the
-        edge the step that is best.
+        `far` are the trials along the path of the far end.
+
+        Accuracy(c) is a ragged staircase: lines from one side to the other find its edge, and a
+        window around the edge the step that is best.
         """
-        floor = self.guard * self.before.accuracy
-        best = min(self.seen, key=lambda trial: trial.score).threshold
-        fine = [t.threshold for t in self.seen if t.accuracy >= floor and t.threshold > best]
-        low, high = best, min([*fine, self.peak])
-        while self.evaluations() > (1 if self.window else 0) and high / low > 1.001:
-            trial = self.trials.at(math.sqrt(low * high))
-            passed = trial.accuracy >= floor
-            low, high = (low, trial.threshold) if passed else (trial.threshold, high)
+        floor, tried = self.guard * self.before.accuracy, [*self.seen, *far]
+        low = lowest(tried)
+        fine = [t for t in tried if t.accuracy >= floor and t.threshold > low.threshold]
+        high = min(fine, key=lambda trial: trial.threshold)  # without a clip it always holds
+
+        def between() -> float:
+            """Where a straight line from low to high meets the guard."""
+            ends = [math.log(min(trial.threshold, self.peak)) for trial in (low, high)]
+            share = (floor - low.accuracy) / (high.accuracy - low.accuracy)
+            return math.exp(ends[0] + min(max(share, 0.1), 0.9) * (ends[1] - ends[0]))
+
+        while self.evaluations() > (1 if self.window else 0):
+            trial = self.trials.at(between())
+            low, high = (low, trial) if trial.accuracy >= floor else (trial, high)
+        settled = min(high.threshold, self.peak) / low.threshold <= 1.001
         if not self.window or self.evaluations() < 1:
-            return self.seen, high / low <= 1.001
-        close, liked = self.look_closely(high, self.trials.data(high), WIDE_WINDOW)
-        return [*self.seen, close], abs(math.log(liked / high)) < 0.99 * WIDE_WINDOW
+            return self.seen, settled
+        centre = between()
+        close, liked = self.look_closely(centre, self.trials.data(centre), WIDE_WINDOW)
+        if close is self.before:  # the guard holds nowhere near
+            return [self.before, self.trials.complete(self.trials.at(high.threshold))], False
+        return [*self.seen, close], abs(math.log(liked / centre)) < 0.99 * WIDE_WINDOW
 
     def look_closely(self, centre: float, there: Data, reach: float) -> tuple[Trial, float]:
         """Exact trials across a window of thresholds, then closer around the best of them.
@@ -625,11 +637,14 @@ class Search:
             reach: how far to look on either side, in log thresholds.
 
         Returns:
-            The best allowed trial, and the threshold the first look across the window liked best.
+            The best allowed trial, and the threshold the first look across the window liked best;
+            the one without a clip where the window has none.
         """
         close = self.along(centre, there, reach)
         for shift in track("clip: window", np.linspace(-reach, reach, 9).tolist()):
             close.at(centre * math.exp(shift))
+        if all(trial.accuracy < self.guard * self.before.accuracy for trial in close.seen):
+            return self.before, centre
         liked = lowest(self.allowed(close.seen)).threshold
         for shift in track("clip: finer window", np.linspace(-reach / 6, reach / 6, 9).tolist()):
             close.at(liked * math.exp(shift))

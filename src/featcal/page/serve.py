@@ -181,10 +181,11 @@ class Explorer(ThreadingHTTPServer):
             while thread.is_alive():
                 thread.join(GLANCE)
                 if thread.is_alive() and left():
-                    end(thread)
+                    end(thread)  # once: a second would cut off what cleans up after the first
+                    thread.join()
         finally:
             self.one_at_a_time.release()
-        return found.result()
+        return found.result() if found.done() else None
 
 
 class Left(BaseException):

@@ -119,7 +119,7 @@ class Resamples:
         found = [torch.zeros(0, 2, dtype=torch.float64)]
         for batch in data:
             probs = raw_logits(batch, head).double().softmax(1).cpu()
-            probs.scatter_(1, predicted(probs)[:, None], 0).clamp_(min=1e-300)
+            probs.clamp_(min=1e-300).scatter_(1, predicted(probs)[:, None], 0)
             sums = probs.cumsum(1)
             wanted = at[place : place + len(batch), None] * sums[:, -1:]
             label = torch.searchsorted(sums, wanted).clamp(max=probs.shape[1] - 1)

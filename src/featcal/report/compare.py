@@ -23,7 +23,7 @@ from featcal.core.progress import track
 from featcal.core.sample import Folds
 from featcal.core.text import NONE, parse
 from featcal.data.pack import Pack, rows_of
-from featcal.heads.head import as_head
+from featcal.heads.head import as_head, linear_view
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import (
@@ -94,7 +94,14 @@ def compare(
     if isinstance(fit_data, Pack) and test_data is None and folds is None:
         test_data = fit_data.split("test")
     fit_data = rows_of(fit_data, "val")
-    head = as_head(head_of(fit_data) if head is None else head)
+    if head is None:
+        head, other = head_of(fit_data), head_of(test_data)
+        pair = [linear_view(one) for one in (head, other)]
+        if all(pair) and not torch.equal(*(one.weight for one in pair if one is not None)):
+            raise InputError(
+                "test_data comes with another head than fit_data: pass head=, one for both"
+            )
+    head = as_head(head)
     held = NONE if baseline is None else recipe_text(baseline)
     if baseline is not None and held not in names:
         raise InputError(
@@ -351,6 +358,7 @@ class Fits:
             and repr(first) in self._shared
             and first.needs_features
             and not any(step.needs_features or step.needs_train for step in rest)
+            and "reference=True" not in repr(first)  # such a recipe's later steps know of it
         )
         with warnings.catch_warnings():  # the reports keep them
             warnings.simplefilter("ignore", CalibrationWarning)
