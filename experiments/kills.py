@@ -115,7 +115,7 @@ def commands(given):
     return (
         Command("fit", ("fit", pack, "temperature"), OUT),
         Command("compare", ("compare", pack, *shown, "--resamples", "100"), f"{OUT}.json"),
-        Command("predict", ("predict", pack, cal), OUT),
+        Command("predict", ("predict", pack, cal), f"{OUT}.npy"),
         Command("report", ("report", pack, *recipes), f"{OUT}.html"),
         Command("export", ("export", pack, cal), OUT, "--onnx"),
         Command("history", ("history", str(given / "run")), f"{OUT}.png"),
