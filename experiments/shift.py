@@ -110,7 +110,10 @@ def scored(logits, labels, weights):
 
 
 def told(scores):
-    """The scores of every recipe as JSON, with differences from BASE and their intervals."""
+    """The scores of every recipe as JSON, with differences from BASE.
+
+    Of a difference its value and the end of its interval on the side of 0, which tells what it is.
+    """
     entries = {}
     for recipe, found in scores.items():
         entry = {name: short(values[0]) for name, values in found.items()}
@@ -119,7 +122,8 @@ def told(scores):
             for name in PAIRED:
                 pairs = found[name] - scores[BASE][name]
                 around = interval(float(pairs[0]), pairs, COLUMNS[name].power)
-                entry["difference"][name] = [short(v) for v in (pairs[0], around.low, around.high)]
+                near = around.low if float(pairs[0]) > 0 else around.high
+                entry["difference"][name] = [short(pairs[0]), short(near)]
         entries[recipe] = entry
     return entries
 
@@ -220,8 +224,8 @@ def found_as(scores, recipe, metric):
     """What the interval of a difference from BASE says: better, worse or undecided."""
     if recipe == BASE:
         return None
-    delta, low, high = scores[recipe]["difference"][metric]
-    return marks(metric, [(delta, Interval(low, high))])[0]
+    delta, near = scores[recipe]["difference"][metric]
+    return marks(metric, [(delta, Interval(*sorted((near, 2 * delta - near))))])[0]
 
 
 def strengths_of(network):

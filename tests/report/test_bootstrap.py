@@ -164,6 +164,13 @@ def test_bias_lengthens_the_percentile_interval_on_the_side_of_the_truth():
     assert found.low < 0 < again.quantile(0.025)
 
 
+def test_a_fall_has_the_interval_of_a_rise_turned_round():
+    values = 0.1 + 0.01 * draws(500, seed=3)
+    rise, fall = interval(0.1, around(0.1, values)), interval(-0.1, -around(0.1, values))
+    assert (fall.low, fall.high) == pytest.approx((-rise.high, -rise.low))
+    assert fall.low < -0.11 < -0.09 < fall.high
+
+
 def test_an_interval_holds_the_estimate_and_stays_where_the_metric_can_lie():
     for seed in range(20):
         shift = float(draws(1, seed=seed)) * 5

@@ -639,7 +639,8 @@ def interval(
     mean = float(known.mean())
     bias = (mean - centre) / (2**power - 1)
     most, known_bias = chance
-    low = 0 if estimate < most else centre - max(mean - low, 0) - max(bias, known_bias, 0)
+    low = centre - max(mean - low, 0) - max(bias, known_bias, 0)
+    low = 0 if most > 0 and estimate < most else low
     high = centre + max(high - mean, 0) - min(bias, 0)
     return Interval(min(low, estimate), max(high, estimate))
 
