@@ -39,6 +39,7 @@ from featcal.core.checks import (
     check_choice,
     check_finite,
     check_probs,
+    sum_tolerance,
 )
 from featcal.core.fit import FitReport, Mode, evaluating
 from featcal.core.text import parse
@@ -46,7 +47,6 @@ from featcal.data.pack import head_tensors
 from featcal.heads.head import as_head, linear_of
 from featcal.io import load
 
-SUM = 1e-4  # how far from 1 probabilities of a row may sum
 Rows: TypeAlias = Any  # a numpy array, a torch tensor, nested lists, a frame: what numpy can read
 Array: TypeAlias = NDArray[Any]
 
@@ -112,7 +112,8 @@ class Calibrated:
         """
         given = _table(X)
         scores = self.kind == "logits" and self.head is None and given.shape[1] > 1
-        if scores and bool((given >= 0).all() & ((given.sum(1) - 1).abs() < SUM).all()):
+        near = (given.sum(1) - 1).abs() < sum_tolerance(given)
+        if scores and bool((given >= 0).all() & near.all()):
             warnings.warn(
                 "Calibrated: the rows of X lie in 0..1 and sum to 1, as probabilities do, and are "
                 "read as logits: pass kind='probs' if they are probabilities",

@@ -256,9 +256,6 @@ def judged_rows(facts: Facts) -> int:
 
 def cautious_part(problem: Problem, rows: Batch) -> Problem:
     """The same problem with some of its rows alone, as cautious as these call for."""
-    count, plain = (
-        int(dist.total(torch.tensor(len(rows)))),
-        replace(problem, loss=problem.loss.base),
-    )
-    part = part_of(plain, [rows], count)
+    count = int(dist.total(torch.tensor(len(rows))))
+    part = part_of(replace(problem, loss=problem.loss.base), [rows], count)
     return cautious(part, measure(part.data, accuracy)[0])
