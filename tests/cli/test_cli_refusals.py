@@ -72,6 +72,7 @@ REFUSED = [
     ("eval pack cut", "cut"),
     ("eval five vector", "was fitted to 4 classes five have 5"),
     ("eval logits cal", "logits logits alone"),
+    ("report pack -o page.pdf", "page.pdf .html"),
     ("fit logits clip -o new", "logits alone"),
     ("compare logits none clip", "logits alone needs no features"),
     # Splits.
@@ -113,11 +114,11 @@ REFUSED = [
     ("compare pack -o new.xlsx", "new.xlsx --format"),
     # Reports.
     ("report pack", "-o"),
-    ("report pack -o new --recipe nonsense", "nonsense"),
-    ("report logits -o new --recipe clip", "works on features"),
-    ("report pack -o new --recipe density", "rows the network was trained on"),
-    ("report pack -o new --split val", "both 'val'"),
-    ("report pack -o new --md new", "-o --md new"),
+    ("report pack -o new.html --recipe nonsense", "nonsense"),
+    ("report logits -o new.html --recipe clip", "works on features"),
+    ("report pack -o new.html --recipe density", "rows the network was trained on"),
+    ("report pack -o new.html --split val", "both 'val'"),
+    ("report pack -o new.html --md new.html", "-o --md new"),
     ("explore pack --split dev", "'dev'"),
     ("explore pack --port 65536", "65536"),
     # Files to import.

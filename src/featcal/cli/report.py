@@ -65,6 +65,8 @@ def report(output: Path, md: Path | None, force: bool, **asked: Any) -> app.Answ
     from featcal.page.html import check_packages
 
     check_packages()
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"output {output} is of no known format: end it in .html")
     for path in filter(None, (output, md)):
         check_free(path, overwrite=force)
     if md is not None and md.absolute() == output.absolute():
