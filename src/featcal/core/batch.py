@@ -287,17 +287,18 @@ class Through:
     @torch.no_grad()
     def _compute(self) -> Iterator[Batch]:
         kept: list[Batch] = []
-        spent, keep = 0, self.keep
+        spent, keep = 0, KEEP_BYTES if self.keep is None else self.keep
         for batch in self.data:
             logits = wide(self.logits_of(batch))
+            if self.keep is None and spent <= KEEP_BYTES < spent + logits.nbytes:
+                keep = keep_bytes(logits.device)  # asked for only where it matters: it is slow
             spent += logits.nbytes
-            keep = keep_bytes(logits.device) if keep is None else keep
             if spent <= keep:
                 kept.append(unchecked(logits, batch.labels))
             else:
                 kept.clear()
             yield unchecked(logits, batch.labels, batch.features if self.features else None)
-        if keep is None or spent <= keep:
+        if spent <= keep:
             self._kept = kept
 
 

@@ -20,13 +20,15 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import (
+    KEEP_BYTES,
     Batch,
     Data,
     Head,
     Through,
     features_of,
-    keep_bytes,
+    joined,
     stored_logits,
+    unchecked,
     wide,
 )
 from featcal.core.calibrator import FeatureMap
@@ -252,7 +254,8 @@ class LinearPath:
 
     def _towards(self, threshold: float) -> tuple[Tensor, Tensor, Tensor]:
         """The logits there, the units passed on the way, and what each adds to the slope."""
-        ends = self.sorted.new_tensor(sorted((threshold, self.centre)))
+        ends = torch.tensor(sorted((threshold, self.centre)), dtype=self.sorted.dtype)
+        ends = ends.to(self.sorted.device, non_blocking=True)
         first, last = torch.searchsorted(self.sorted, ends, right=True).tolist()
         passed = self.order[first:last].sort().values  # row by row, as sparse products need it
         sign = self.sign[passed] if threshold < self.centre else -self.sign[passed]
@@ -263,10 +266,14 @@ class LinearPath:
         """Logits or slopes with some units changed by some amounts."""
         if not len(units):
             return values
-        where = torch.stack([self.row[units], self.unit[units]])
-        shape = (len(values), len(self.directions))
+        row, unit, shape = self.row[units], self.unit[units], (len(values), len(self.directions))
         # Sorted and in range by construction: nonzero() gave the indices.
         with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
+            if values.is_cuda:  # a product of the other kind would turn all values round and back
+                first = torch.searchsorted(row, torch.arange(len(values) + 1, device=row.device))
+                few = torch.sparse_csr_tensor(first, unit, amounts, shape)
+                return torch.addmm(values, few, self.directions)
+            where = torch.stack([row, unit])
             few = torch.sparse_coo_tensor(where, amounts, shape, is_coalesced=True)
         changed: Tensor = torch.sparse.addmm(values, few, self.directions)
         return changed
@@ -302,8 +309,9 @@ class Clipped:
         batches = self.problem.data if kept else self.problem.source
         for peaks, batch in zip(self.peaks, batches, strict=True):
             own = stored_logits(batch) if kept else None
-            logits = clipped_logits(features_of(batch), own, peaks, head, self.threshold)
-            yield Batch(logits, batch.labels)
+            if own is None or math.isfinite(self.threshold):
+                own = clipped_logits(features_of(batch), own, peaks, head, self.threshold)
+            yield unchecked(own, batch.labels)
 
 
 class Trials:
@@ -391,9 +399,11 @@ class Search:
         facts, head = problem.facts, problem.head
         self.problem, self.criterion, self.guard = problem, criterion, guard
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
-        # A window holds two logits per row and class.
-        fits = facts.rows * facts.classes * 8 <= keep_bytes(facts.device)
-        self.window = self.layer is not None and fits
+        # A window holds two logits per row and class. On a GPU its many small steps cost more than
+        # a few products; only where later steps are refitted is it still needed.
+        fits = facts.rows * facts.classes * 8 <= KEEP_BYTES
+        slow = facts.device.type == "cuda" and problem.then is None
+        self.window = self.layer is not None and fits and not slow
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
         self.seen = self.trials.seen
@@ -574,6 +584,10 @@ class Search:
         shares = 0.5 ** np.arange(3, math.log2(self.problem.facts.rows) + 1, 2)
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
         if self.layer is None or not self.window:
+            rough = Trials(part, part.loss, accuracy=False)
+            scores = [rough.at(math.exp(log_c)).score for log_c in (math.inf, *sorted({*few}))]
+            if scores[0] - min(scores) < found.gain - CLOSE:
+                return math.inf, None  # far from the depth of the sample's valley
             for log_c in track("clip: far end", sorted({*few})):
                 self.trials.point(log_c)
             return math.inf, None
@@ -780,6 +794,7 @@ def sample(problem: Problem, share: float) -> Problem:
     """
     data = problem.data if problem.data.kept else problem.source
     parts = [batch.rows(row_hash(features_of(batch)) < share * 2**32) for batch in data]
+    parts = [joined(parts)] if parts else parts
     found = int(dist.total(torch.tensor(sum(map(len, parts)))))
     if not 0 < found <= 1.3 * share * problem.facts.rows + 10:
         most, facts = math.ceil(share * problem.facts.rows), problem.facts

@@ -203,7 +203,7 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
     the labels may be spread over all classes.
     """
     block = max(BLOCK // rows.logits.shape[1], 1)
-    if len(inverse) > block:
+    if len(inverse) > block and rows.logits.is_cpu:
         cut = [slice(start, start + block) for start in range(0, len(inverse), block)]
         parts = [Rows(*(getattr(rows, key)[part] for key in vars(rows))) for part in cut]
         pairs = zip(parts, [inverse[c] for c in cut], strict=True)
@@ -307,7 +307,7 @@ class _Fit:
         wrong = torch.zeros(1, dtype=torch.float64)
         for batch in problem.data:
             logits = stored_logits(batch)
-            block = max(BLOCK // facts.classes, 1)
+            block = max(BLOCK // facts.classes, 1) if logits.is_cpu else max(len(batch), 1)
             cut = [batch.rows(slice(at, at + block)) for at in range(0, len(batch), block)]
             reads = bool(set(self.names) & set(OF_FEATURES))
             found = [
