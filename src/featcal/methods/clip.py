@@ -300,7 +300,7 @@ class Clipped:
         for peaks, batch in zip(self.peaks, batches, strict=True):
             own = stored_logits(batch) if kept else None
             logits = clipped_logits(features_of(batch), own, peaks, head, self.threshold)
-            yield Batch(logits, batch.labels)
+            yield Batch(logits, batch.labels, groups=batch.groups)
 
 
 class Trials:
