@@ -192,10 +192,29 @@ def check_probs(
     raise InputError(f"{place(row)} holds {numbers}: probabilities {rule}; {remedy}")
 
 
+def check_whole_labels(labels: Tensor) -> None:
+    """Refuses what is no class: the targets of a regression.
+
+    >>> check_whole_labels(torch.tensor([0.5, 2.0]))
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: labels are fractions such as 0.5, as the targets of a \
+regression, which is not supported: give the class of each row, 0, 1, 2, ...; of soft labels take \
+argmax(1)
+    """
+    odd = labels[labels % 1 != 0] if labels.is_floating_point() else labels[:0]
+    if odd.numel():
+        raise InputError(
+            f"labels are fractions such as {float(odd.flatten()[0]):.4g}, as the targets of a "
+            "regression, which is not supported: give the class of each row, 0, 1, 2, ...; of soft "
+            "labels take argmax(1)"
+        )
+
+
 def checked_labels(
     labels: Tensor, classes: int, *, rows: int | None = None, first_row: int = 0
 ) -> Tensor:
     """One integer per row, 0 to classes - 1, as many as there are rows: (n,) int64."""
+    check_whole_labels(labels)
     kinds = labels.is_floating_point(), labels.is_complex(), labels.dtype == torch.bool
     if labels.ndim != 1 or any(kinds):
         raise InputError(
