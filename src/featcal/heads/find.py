@@ -221,9 +221,8 @@ def _proved(model: nn.Module, inputs: object, guess: str | None, *, told: bool, 
     refusal = InputError if told else NoHead
     raise refusal(
         f"{what} the model's output ({shapes}): pass head=, the path of the layer whose output is "
-        "the logits, or take a recipe that needs the logits alone, such as temperature or auto, "
-        "with head=''; the last layers called, with what they give per row: "
-        f"{', '.join(shown) or 'none'}"
+        "the logits, or take a recipe that needs the logits alone, such as temperature or auto; "
+        f"the last layers called, with what they give per row: {', '.join(shown) or 'none'}"
     )
 
 
