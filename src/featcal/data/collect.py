@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, NoReturn, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -264,9 +265,10 @@ class Collector:
         for place, row in enumerate(flat):
             number = first + place * dist.world()
             counted = (row != self.ignore_index).nonzero()[:, 0]
-            draw = torch.Generator().manual_seed((self.seed * 2**32 + number) % 2**63)
-            some = torch.randperm(len(counted), generator=draw)[:most]
-            counted = counted[some.sort().values]
+            if len(counted) > most:
+                draw = np.random.default_rng((self.seed, number))
+                some = draw.choice(len(counted), most, replace=False, shuffle=False)
+                counted = counted[np.sort(some)]
             places.append(place * flat.shape[1] + counted)
             groups.append(torch.full_like(counted, number))
         where = torch.unravel_index(torch.cat(places), labels.shape)
