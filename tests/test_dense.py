@@ -264,6 +264,11 @@ def test_a_fit_and_a_choice_are_judged_on_other_samples(learnt_by_heart):
     alone = Batch(learnt_by_heart.logits, learnt_by_heart.labels)
     assert not featcal.parse("matrix").fit(alone).report.noop
     assert featcal.parse("matrix").fit(learnt_by_heart).report.noop
+    strengths = [
+        featcal.parse("sample").fit(rows).report.steps[0].details["strength"]
+        for rows in (alone, learnt_by_heart)
+    ]
+    assert strengths == [1.0, None]  # one temperature for all, where samples are left out
     values = []
     for rows in (alone, learnt_by_heart):
         tried = featcal.parse("auto").fit(rows).report.choice.details["choice"]
@@ -341,6 +346,7 @@ def test_a_model_without_a_linear_head_is_calibrated_at_its_output(net, tmp_path
     assert found[2].scores.metrics["nll"] == pytest.approx(after)
     made = featcal.export.onnx(calibrated, tmp_path / "m.onnx", x, probabilities=True)
     assert made.parity.rows == 3 * SIDE * SIDE
+    assert list(made.inputs) == ["x"]
 
 
 def test_steps_of_features_are_refused_by_name_where_there_are_none(net):

@@ -89,7 +89,8 @@ class Inputs:
             names = [str(name) for name in given]
         else:
             named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            known = inspect.signature(model.forward).parameters.values()
+            own = model.uncalibrated if isinstance(model, CalibratedOutput) else model
+            known = inspect.signature(own.forward).parameters.values()
             names = [parameter.name for parameter in known if parameter.kind in named]
             if isinstance(model, CalibratedHead) and isinstance(model.uncalibrated, nn.Identity):
                 names[0] = "logits"  # where forward says features: `wrap()` has no layer before
