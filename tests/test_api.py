@@ -196,14 +196,17 @@ def test_two_heads_that_are_averaged_are_calibrated_behind_the_mean(model, loade
 
     torch.manual_seed(0)
     net = Distilled(model)
-    with pytest.raises(InputError, match=r"calibrate nn.Sequential\(model, nn.Identity\(\)\)"):
-        featcal.calibrate(net, loader, "temperature")
-    found = featcal.calibrate(nn.Sequential(net, nn.Identity()), loader, "temperature", head="1")
+    with pytest.raises(InputError, match=r"clip works on features, and no linear layer makes the"):
+        featcal.calibrate(net, loader, "clip")
     x, _ = blobs(50, 5)
-    with torch.no_grad():
-        hot = found[1].calibrator.temperature
+    for found in (
+        featcal.calibrate(net, loader, "temperature"),
+        featcal.calibrate(nn.Sequential(net, nn.Identity()), loader, "temperature", head="1"),
+    ):
+        hot = list(found.buffers())[-1]
         assert float(hot) > 1
-        torch.testing.assert_close(found.eval()(x), net.eval()(x) / hot)
+        with torch.no_grad():
+            torch.testing.assert_close(found.eval()(x), net.eval()(x) / hot)
 
 
 def test_a_binary_model_with_one_logit():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from featcal.core.checks import InputError
 from featcal.core.fit import Mode, undisturbed
 from featcal.core.progress import shown
 from featcal.core.text import parse
-from featcal.data.collect import Collected, Collector, Unpack, collect
+from featcal.data.collect import IGNORED, Collected, Collector, Unpack, collect
 from featcal.data.pack import Pack
 from featcal.heads.attach import (
     attach,
@@ -24,9 +25,9 @@ from featcal.heads.attach import (
     divided,
     is_calibrated,
 )
-from featcal.heads.find import run, watched
+from featcal.heads.find import NoHead, run, watched
 from featcal.heads.head import Wrapper
-from featcal.report.compare import DEFAULT_RECIPES, Comparison
+from featcal.report.compare import DEFAULT_RECIPES, Comparison, usual_recipes
 from featcal.report.compare import compare as compare_rows
 from featcal.report.scores import Scores
 from featcal.report.scores import evaluate as score_rows
@@ -44,6 +45,9 @@ def calibrate(
     layer: str | None = None,
     mode: Mode = "joint",
     unpack: Unpack | None = None,
+    ignore_index: int = IGNORED,
+    positions: int | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """A model of the same class with the same weights and better probabilities.
 
@@ -56,6 +60,9 @@ def calibrate(
         layer: dotted path of another layer, whose output the feature steps are to act on.
         mode: "joint" or "sequential"; see `Calibrator.fit`.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+        ignore_index: the label of pixels and tokens that do not count.
+        positions: how many pixels or tokens of a sample to keep at most; see `collect`.
+        seed: of their draw.
     """
     if recipe is None:
         recipe = "auto" if layer is None else "clip | temperature"
@@ -63,13 +70,23 @@ def calibrate(
     check_uncalibrated(model)
     if layer is not None:
         divided(calibrator, layer)  # a recipe that cannot act there costs no pass over the data
-    collector = Collector(model, head, layer, unpack)
-    with shown():
+    strict = calibrator.needs_features
+    collector = Collector(model, head, layer, unpack, ignore_index, positions, seed, strict)
+    with shown(), _named(calibrator):
         data = list(collector.batches(loader))
         calibrator.fit(data, collector.head, mode=mode)
     calibrated = attach(model, calibrator, head=collector.path, layer=layer)
     _check_used(calibrated, collector)
     return calibrated
+
+
+@contextmanager
+def _named(calibrator: Calibrator) -> Iterator[None]:
+    """Says which recipe asks for features where a model has no last layer they enter."""
+    try:
+        yield
+    except NoHead as error:
+        raise InputError(f"{calibrator!r} works on features, and {error}") from error
 
 
 @torch.no_grad()
@@ -93,6 +110,8 @@ def evaluate(
     head: Head | str | None = None,
     *,
     unpack: Unpack | None = None,
+    ignore_index: int = IGNORED,
+    positions: int | None = None,
     **options: Any,  # noqa: ANN401 - of `featcal.report.scores.evaluate`
 ) -> Scores:
     """Scores a model on a loader, or rows with a calibrator or without one, by every metric.
@@ -103,11 +122,14 @@ def evaluate(
         calibrator: the loader of labelled batches for a model; for rows what to apply to them.
         head: path of a model's last layer; for rows the layer itself, where they bring none along.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
-        options: bins (15), resamples for 95 % intervals (0) and their seed (0).
+        ignore_index: the label of pixels and tokens that do not count.
+        positions: how many pixels or tokens of a sample to keep at most; see `collect`.
+        options: bins (15), resamples for 95 % intervals (0), and the seed (0) of all draws.
     """
     if not isinstance(data, nn.Module):
         return score_rows(data, calibrator, head, **options)  # type: ignore[arg-type]
-    rows, used = _seen(data, calibrator, head, unpack)  # type: ignore[arg-type]
+    drawn = {"ignore_index": ignore_index, "positions": positions, "seed": options.get("seed", 0)}
+    rows, used = _seen(data, calibrator, head, unpack, **drawn)  # type: ignore[arg-type]
     return score_rows(rows, used, **options)
 
 
@@ -116,6 +138,8 @@ def compare(
     *others: Any,  # noqa: ANN401 - see the docstring
     recipes: Sequence[str] = DEFAULT_RECIPES,
     unpack: Unpack | None = None,
+    ignore_index: int = IGNORED,
+    positions: int | None = None,
     **options: Any,  # noqa: ANN401 - of `featcal.report.compare.compare`
 ) -> Comparison:
     """Fits each recipe on validation rows and scores it on test rows, with 95 % intervals.
@@ -130,6 +154,8 @@ def compare(
             last layer, where the rows bring none along.
         recipes: their texts; "none" is the network as it is.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+        ignore_index: the label of pixels and tokens that do not count.
+        positions: how many pixels or tokens of a sample to keep at most; see `collect`.
         options: mode, bins, baseline, resamples, seed, folds, train, head.
     """
     if not isinstance(data, nn.Module):
@@ -144,18 +170,25 @@ def compare(
             "compare(model, ...): pass the loader of val, and that of test if there is one"
         )
     head = options.pop("head", None)
-    val, *rest = (_seen(data, one, head, unpack)[0] for one in others)
+    drawn = {"ignore_index": ignore_index, "positions": positions, "seed": options.get("seed", 0)}
+    val, *rest = (_seen(data, one, head, unpack, **drawn)[0] for one in others)
     if not rest:
         options.setdefault("folds", FOLDS)
+    if recipes is DEFAULT_RECIPES:
+        recipes = usual_recipes(features=val.head is not None)
     return compare_rows(val, rest[0] if rest else None, recipes, **options)
 
 
 def _seen(
-    model: nn.Module, loader: Loader, head: str | None, unpack: Unpack | None
+    model: nn.Module,
+    loader: Loader,
+    head: str | None,
+    unpack: Unpack | None,
+    **drawn: Any,  # noqa: ANN401 - of `collect`, for pixels and tokens
 ) -> tuple[Collected, Calibrator | None]:
     """What enters and leaves a model's last layer over a loader, and the calibrator it has."""
     calibrator, layer = None, None
     if is_calibrated(model):
         calibrator, head, layer = attached(model)
         model = detach(model)
-    return collect(model, loader, head=head, layer=layer, unpack=unpack), calibrator
+    return collect(model, loader, head=head, layer=layer, unpack=unpack, **drawn), calibrator

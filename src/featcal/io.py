@@ -111,7 +111,8 @@ def load(
         _try_out(calibrator)
     if onto is None:
         return calibrator
-    return attach(onto, calibrator, head=head or place.get("head"), layer=place.get("layer"))
+    head = place.get("head") if head is None else head
+    return attach(onto, calibrator, head=head, layer=place.get("layer"))
 
 
 @torch.no_grad()

@@ -46,6 +46,28 @@ def test_folds_know_neither_order_nor_split(seed, folds):
     assert torch.equal(torch.cat(cut), whole)
 
 
+@given(st.integers(2, 8), st.integers(1, 30), st.lists(st.integers(0, 2**40), min_size=8))
+@settings(max_examples=20, deadline=None)
+def test_a_sample_is_in_one_fold_alone(folds, share, numbers):
+    """By content and by a permutation; with row folds a sample of 40 rows is in nearly all."""
+    groups = torch.tensor(sorted(set(numbers))).repeat_interleave(40)
+    logits = batch(len(groups)).logits
+    data = Batch(logits, torch.zeros(len(groups), dtype=torch.long), groups=groups)
+    by_content = fold_of(data, folds, share)
+    assert int(by_content.max()) <= folds
+    parts = [data.rows(slice(0, 100)), data.rows(slice(100, None))]
+    shuffled = Folds.shuffled(parts, folds, len(data), seed=3, grouped=True)
+    dealt = torch.cat([fold for _, fold in shuffled])
+    for sample in set(numbers):
+        kept = by_content[groups == sample]
+        assert len(set(kept[kept < folds].tolist())) <= 1
+        assert len(set(dealt[groups == sample].tolist())) == 1
+    sizes = [size // 40 for size in shuffled.sizes()]
+    assert max(sizes) - min(sizes) <= 1
+    if share == 1:
+        assert int(by_content.max()) < folds
+
+
 def test_the_last_digit_of_a_logit_moves_hardly_a_row():
     logits = torch.randn(4000, 20, generator=torch.Generator().manual_seed(0)) * 4
     near = logits * (1 + torch.finfo(torch.float32).eps)

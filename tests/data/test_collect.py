@@ -302,7 +302,7 @@ def broken():
         (lambda net, h: net.fc(h[:, :2]), [(X, Y)], RuntimeError),
         (lambda net, h: net.fc(h), broken(), OSError),
         (lambda net, h: net.fc(h), [(X, Y), (X, Y[:3])], InputError),
-        (lambda net, h: 2 * net.fc(h), [(X, Y)], InputError),
+        (lambda net, h: (h, 2 * net.fc(h)), [(X, Y)], InputError),
     ],
 )
 def test_all_is_as_it_was_after_an_error_too(unsettled, give, loader, error):

@@ -62,7 +62,7 @@ def test_the_curves_are_those_of_autograd(world):
         (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
         bend = [torch.autograd.grad(s.sum(), at, retain_graph=True)[0] for s in slope.unbind(1)]
         expected = [value, *slope.unbind(1), bend[0][:, 0], bend[0][:, 1], bend[1][:, 1]]
-        rows = Rows(logits, labels, top, torch.ones(50, 1))
+        rows = Rows(logits, labels, top, torch.ones(50, 1), torch.zeros(50))
         found = curves(rows, torch.full((50,), math.exp(u), dtype=torch.float64), b)
         torch.testing.assert_close(found, torch.stack(expected).detach(), rtol=1e-9, atol=1e-12)
 

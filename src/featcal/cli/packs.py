@@ -28,12 +28,13 @@ from featcal.data.collect import placed, unpacked
 from featcal.data.resume import COLLECTED_ROWS, collect_pack, partial_of
 from featcal.export.onnx_file import TOLERANCE
 from featcal.heads.attach import attach
-from featcal.heads.find import find_head, mapped
+from featcal.heads.find import find_head, head_or_output, mapped
 from featcal.report.tables import Table
 from featcal.train import Engine
 
 DYNAMIC = "dynamic"  # axes of any size, for export alone
-OPTIONS = ("class_names", "dataset", "name", "head", "layer", "unpack", "meta", DYNAMIC)
+DRAWN = ("ignore_index", "positions", "seed")  # of pixels and tokens, for collect alone
+OPTIONS = ("class_names", "dataset", "name", "head", "layer", "unpack", *DRAWN, "meta", DYNAMIC)
 EXAMPLE_ROWS = 4
 RETURNS = "return (model, {'val': loader, 'test': loader})"
 
@@ -102,14 +103,21 @@ def _about(summary: dict[str, Any]) -> list[app.Line]:
     stored = ", ".join(f"{name} {dtype}" for name, dtype in summary["tensors"].items())
     width = f"{summary['features']} features" if summary["features"] else "logits alone"
     head = "with the head" if summary["head"] else "without a head"
+    grouped, drawn = "groups" in summary["tensors"], summary["meta"].get("drawn")
+    columns = ("rows", "samples", "shards") if grouped else ("rows", "shards")
     rows = (
-        (name, f"{split['rows']:,}", str(split["shards"]), f"{split['bytes'] / 1e6:.1f}")
+        (name, *(f"{split[key]:,}" for key in columns), f"{split['bytes'] / 1e6:.1f}")
         for name, split in summary["splits"].items()
     )
     return [
         f"{summary['name']}: {origin}" if origin else summary["name"],
         f"{width}, {summary['classes']} classes, {head}; stored as {stored}",
-        Table("", ("split", "rows", "shards", "MB"), tuple(rows)),
+        *(
+            [f"drawn of each sample: {', '.join(f'{key} {value}' for key, value in drawn.items())}"]
+            if isinstance(drawn, dict)
+            else []
+        ),
+        Table("", ("split", *columns, "MB"), tuple(rows)),
     ]
 
 
@@ -118,6 +126,8 @@ def _about(summary: dict[str, Any]) -> list[app.Line]:
 @app.output_option("The folder to make.")
 @app.HEAD
 @click.option("--layer", help="Keep what this layer gives, not what enters the last one.")
+@click.option("--positions", type=app.COUNT, help="Pixels or tokens to keep of a sample at most.")
+@click.option("--ignore-index", type=int, help="The label of those that do not count; -100.")
 @click.option("--device", help="Where to run, such as cuda; where the model is, if not.")
 @click.option(
     "--autocast", type=click.Choice(["bfloat16", "float16"]), help="Run in mixed precision."
@@ -134,6 +144,8 @@ def collect(
     output: Path,
     head: str | None,
     layer: str | None,
+    positions: int | None,
+    ignore_index: int | None,
     device: str | None,
     autocast: str | None,
     shard_rows: int,
@@ -141,9 +153,10 @@ def collect(
     """Run a network over its data and write a pack of what enters its last layer.
 
     FUNCTION takes nothing and returns (model, {"val": loader, "test": loader}), or a mapping with
-    model, loaders and, where you like, class_names, dataset, name, head, layer, unpack, meta, and
-    for export dynamic. The loaders give (inputs, labels), or mappings with labels, in a fixed
-    order. A run that was killed goes on where it was when the same command is given again.
+    model, loaders and, where you like, class_names, dataset, name, head, layer, unpack, meta, for
+    labels of pixels and tokens ignore_index, positions and seed, and for export dynamic. The
+    loaders give (inputs, labels), or mappings with labels, in a fixed order. A run that was killed
+    goes on where it was when the same command is given again.
 
     Example: featcal collect my_project.models:build -o my-pack
     """
@@ -156,7 +169,8 @@ def collect(
     if autocast is not None:
         place = next((weight.device.type for weight in model.parameters()), "cpu")
         precision = torch.autocast(place, getattr(torch, autocast))
-    options |= {key: name for key, name in (("head", head), ("layer", layer)) if name is not None}
+    given = {"head": head, "layer": layer, "positions": positions, "ignore_index": ignore_index}
+    options |= {key: value for key, value in given.items() if value is not None}
     begun = partial_of(output).exists()
     started = perf_counter()
     with app.progress_bar(), precision, app.going_on_later(partial_of(output)):
@@ -338,7 +352,8 @@ def _source(
     if inputs is None:
         raise InputError(f"the loader {name!r} of {source} is empty: give it rows to compare on")
     told = head or options.get("head")
-    place = find_head(network, told, inputs=_first(inputs, EXAMPLE_ROWS))
+    find_path = find_head if calibrator.needs_features else head_or_output
+    place = find_path(network, told, inputs=_first(inputs, EXAMPLE_ROWS))
     # Where a pack keeps an inner layer, a calibrator of logits alone acts behind the last one.
     layer = options.get("layer") if calibrator.needs_features else None
     return attach(network, calibrator, head=place, layer=layer), inputs, options.get(DYNAMIC)

@@ -47,7 +47,9 @@ MODES: tuple[Mode, ...] = ("joint", "sequential")
 
 ECE_BINS = 15
 FEW = 10  # wrong rows from which on the data alone decide
-PER_NUMBER = 10  # rows; a step that learns from fewer for each of its numbers is judged on others
+PER_NUMBER = (
+    10  # samples; a step that learns from fewer for each of its numbers is judged on others
+)
 FOLDS = 3  # of that judgement
 HEAD_ROWS = 64  # of the first batch, on which a head is tried
 
@@ -187,6 +189,12 @@ class Facts:
     classes: int
     width: int  # features per row, 0 when there are only logits
     device: torch.device
+    groups: int = 0  # samples the rows belong to; 0 where each row is one
+
+    @property
+    def samples(self) -> int:
+        """Those that are independent of each other."""
+        return self.groups or self.rows
 
     @property
     def work(self) -> int:
@@ -210,11 +218,11 @@ def survey(data: Data, head: Head | None) -> Facts:
         raise refused
     if anywhere:
         raise InputError("another process found data it cannot use: see what it says")
-    rows = int(dist.total(torch.tensor(local.rows)))
+    rows, groups = dist.total(torch.tensor([local.rows, local.groups])).tolist()
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
     classes, width = dist.largest(torch.tensor([local.classes, local.width])).tolist()
-    facts = Facts(rows, classes, width, local.device)
+    facts = Facts(rows, classes, width, local.device, groups)
     if isinstance(data, Chunked):
         data.surveyed = head, facts
     return facts
@@ -224,21 +232,26 @@ def _local_facts(data: Data, head: Head | None) -> Facts:
     """What this process's own rows tell."""
     rows, classes, width, device = 0, 0, 0, torch.device("cpu")
     first: list[int | None] = []
+    groups: set[int] = set()
     for batch in data:
         parts = (batch.features, batch.logits)
         sizes = [None if part is None else part.shape[-1] for part in parts]
+        sizes.append(None if batch.groups is None else 1)
         if rows == 0 and len(batch):
             first, classes, device = sizes, _classes(batch, head), batch.labels.device
             width = sizes[0] or 0
         check_batch(batch, classes=classes, first_row=rows)
         if len(batch) and sizes != first:
-            here, there = ("{} features and {} logits".format(*one) for one in (sizes, first))
+            here, there = (
+                "{} features, {} logits and {} groups".format(*one) for one in (sizes, first)
+            )
             raise InputError(
                 f"the batch from row {rows} on has {here} per row and the first batch has {there}: "
                 "give every batch the same"
             )
         rows += len(batch)
-    return Facts(rows, classes, width, device)
+        groups.update([] if batch.groups is None else batch.groups.tolist())
+    return Facts(rows, classes, width, device, len(groups))
 
 
 @torch.no_grad()
@@ -493,8 +506,8 @@ def settle(
 ) -> StepReport:
     """Measures a step as it was just fitted; one that does not lower the loss is reset.
 
-    So is one with a number for fewer than PER_NUMBER rows, or one that knows itself how it does on
-    rows left out of its fit, where it does not lower the loss on such rows.
+    So is one with a number for fewer than PER_NUMBER samples, or one that knows itself how it does
+    on rows left out of its fit, where it does not lower the loss on such rows.
 
     Args:
         step: the step, with its fitted values assigned.
@@ -518,7 +531,7 @@ def settle(
     where = "on the fit split"
     if falls and not always and not problem.judged:
         numbers = sum(values.numel() for values in step.buffers()) if step.many else 0
-        if left_out is None and numbers * PER_NUMBER > problem.facts.rows:
+        if left_out is None and numbers * PER_NUMBER > problem.facts.samples:
             left_out = loss_left_out(step, problem, by)
         if left_out is not None:
             details, falls = details | {"left_out": left_out}, left_out < old

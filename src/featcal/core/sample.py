@@ -1,6 +1,7 @@
 """Rows chosen by their content: the same ones whatever their order, batches and processes.
 
-A hash of a row decides whether it belongs to a sample and which fold it falls into.
+A hash of a row decides whether it belongs to a sample and which fold it falls into. Rows that
+belong together, as the pixels of an image, fall into one fold, by the number of their group.
 """
 
 from __future__ import annotations
@@ -19,18 +20,31 @@ from featcal.core.batch import Batch, Data, joined, stored_logits, unchecked
 
 def row_hash(values: Tensor) -> Tensor:
     """A well mixed number from 0 to 2^32 - 1 for each row of values (n, ...), (n,) int64."""
-    bits = values.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64)
-    mixed = bits * -7046029254386353131  # Fibonacci hashing: the high bits come out well mixed
-    return (mixed >> 32) & 0xFFFFFFFF
+    return _mixed(values.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64))
 
 
-def fold_of(batch: Batch, folds: int) -> Tensor:
+def _mixed(numbers: Tensor) -> Tensor:
+    """Fibonacci hashing: the high bits come out well mixed, those of a count evenly spread."""
+    return (numbers * -7046029254386353131 >> 32) & 0xFFFFFFFF
+
+
+def fold_of(batch: Batch, folds: int, share: int = 1) -> Tensor:
     """The fold of each row by its logits, 0 to folds - 1, (n,) int64; equal rows stay together.
 
-    The logits are rounded to bfloat16 first: their last digits depend on the device and the chunk
-    a head computed them in, and must move no row.
+    Rows of one group share the fold of the group's number. The logits are rounded to bfloat16
+    first: their last digits depend on the device and the chunk a head computed them in, and must
+    move no row.
+
+    Args:
+        batch: with logits.
+        folds: how many there are.
+        share: deal out about one row of so many; the others get numbers from `folds` on.
     """
-    return row_hash(stored_logits(batch).bfloat16()) * folds >> 32
+    by_row = row_hash(stored_logits(batch).bfloat16())
+    if batch.groups is None:
+        return by_row * (folds * share) >> 32
+    fold = _mixed(batch.groups) * folds >> 32
+    return fold.where(by_row * share >> 32 == 0, folds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +56,8 @@ class Folds:
     Attributes:
         data: the batches.
         count: the number of folds.
-        dealt: (rows of this process,) the fold of each row, in order; None to deal rows out by
-            their content, as `fold_of` does.
+        dealt: (rows of this process,) the fold of each row, in order; None to deal rows out as
+            `fold_of` does.
     """
 
     data: Data
@@ -51,8 +65,17 @@ class Folds:
     dealt: Tensor | None = None
 
     @classmethod
-    def shuffled(cls, data: Data, count: int, rows: int, *, seed: int, first_row: int = 0) -> Folds:
-        """Folds of equal size by a seeded permutation.
+    def shuffled(
+        cls,
+        data: Data,
+        count: int,
+        rows: int,
+        *,
+        seed: int,
+        first_row: int = 0,
+        grouped: bool = False,
+    ) -> Folds:
+        """Folds of equal size by a seeded permutation of the rows, or of groups where there are.
 
         Args:
             data: this process's batches.
@@ -60,11 +83,17 @@ class Folds:
             rows: of all processes.
             seed: the number of folds joins it, so that folds and resamples are not drawn alike.
             first_row: the place of this process's first row among all of them.
+            grouped: whether rows belong to groups.
         """
-        order = np.random.default_rng((seed, count)).permutation(rows)
-        fold = torch.empty(rows, dtype=torch.int64)
-        fold[torch.from_numpy(order)] = torch.arange(rows) % count
-        return cls(data, count, fold[first_row:])
+        own, numbers = torch.arange(first_row, rows), np.arange(rows)
+        if grouped:
+            parts = [batch.groups.cpu() for batch in data if batch.groups is not None]
+            own = torch.cat([own[:0], *parts])
+            numbers = np.unique(dist.gather(own).numpy())
+        order = np.random.default_rng((seed, count)).permutation(len(numbers))
+        fold = torch.empty(len(numbers), dtype=torch.int64)
+        fold[torch.from_numpy(order)] = torch.arange(len(numbers)) % count
+        return cls(data, count, fold[torch.searchsorted(torch.from_numpy(numbers), own)])
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
         row = 0

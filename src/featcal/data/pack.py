@@ -1,7 +1,8 @@
 """The feature pack: features, labels and the head of a network in a folder, streamed from disk.
 
 A pack is a directory with `manifest.json`, `head.safetensors` (weight, bias) and the shards
-`<split>-00000.safetensors` (labels, and features or logits or both). Nothing in it is a pickle.
+`<split>-00000.safetensors` (labels, and features or logits or both; groups, where a sample has
+several rows). Nothing in it is a pickle.
 What goes in is checked by `Gate`, batch by batch; what comes out is checked by `Pack.open`, once:
 the manifest for what the files cannot tell, and the header of every file against it.
 """
@@ -40,7 +41,10 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 # The type of each tensor in the manifest, and the same type in a safetensors header.
 FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 INTEGERS = {"uint8": "U8", "int16": "I16", "int32": "I32", "int64": "I64"}
-TENSORS = {"features": FLOATS, "labels": INTEGERS, "logits": FLOATS}
+TENSORS = {
+    **{"features": FLOATS, "labels": INTEGERS, "logits": FLOATS},
+    "groups": {"int64": INTEGERS["int64"]},
+}
 SHARD_ROWS = 65_536
 SMALL = 2**26  # bytes of a file whose sha256 is compared when it is first read: a tenth of a second
 DEMO = Path(__file__).parents[1] / "assets" / "cifar100-wrn16x4"
@@ -90,6 +94,7 @@ class PackSplit:
                         logits=None if logits is None else logits.float(),
                         labels=chunk["labels"].to(torch.int64),
                         features=None if features is None else wide(features),
+                        groups=chunk.get("groups"),
                     )
 
 
@@ -131,7 +136,7 @@ class Pack:
             floats = "/".join(FLOATS.values())
             head: Expected = {"weight": ((classes, features), floats), "bias": ((classes,), floats)}
             _check_file(path, manifest.head, head)
-        columns = {"features": (features,), "labels": (), "logits": (classes,)}
+        columns = {"features": (features,), "labels": (), "logits": (classes,), "groups": ()}
         for shard in (shard for shards in manifest.splits.values() for shard in shards):
             expected: Expected = {
                 name: ((shard.rows, *columns[name]), TENSORS[name][dtype])
@@ -186,6 +191,7 @@ class Pack:
         splits = {
             name: {
                 "rows": manifest.rows(name),
+                **self._samples(name),
                 "shards": len(shards),
                 "bytes": sum(shard.bytes for shard in shards),
             }
@@ -203,6 +209,17 @@ class Pack:
             "bytes": sum(part.bytes for part in manifest.parts()),
             "meta": manifest.meta,
         }
+
+    def _samples(self, split: str) -> dict[str, int]:
+        """How many samples the rows of a split belong to, where a sample has several rows."""
+        if "groups" not in self.manifest.dtypes:
+            return {}
+        found: set[int] = set()
+        for shard in self.manifest.splits[split]:
+            path = self.path / shard.file
+            with reading(path, REMEDY), safe_open(path, framework="pt") as file:
+                found.update(file.get_tensor("groups").tolist())
+        return {"samples": len(found)}
 
 
 def rows_of(data: Batch | Data | Pack, split: str) -> Batch | Data:
@@ -257,7 +274,7 @@ class Manifest:
         class_names: one name per class, or None.
         features: d, or None when only logits are stored.
         classes: k.
-        dtypes: the stored tensors (of features, labels, logits) and their types.
+        dtypes: the stored tensors (of features, labels, logits, groups) and their types.
         meta: anything else worth keeping, as JSON.
         head: the file of the linear head, or None.
         splits: the shards of every split, in order.
@@ -326,11 +343,12 @@ def _read_manifest(path: Path) -> Manifest:
         files = [one.file for one in manifest.parts()]
         names, dtypes = manifest.class_names, manifest.dtypes
         known = all(dtype in TENSORS.get(name, ()) for name, dtype in dtypes.items())
+        values = "features" in dtypes or "logits" in dtypes
         shards = [part for parts in manifest.splits.values() for part in parts]
         for holds, what in (
             (all(map(SPLIT_NAME.fullmatch, rows)), "a split has no plain name"),
             (names is None or len(names) == manifest.classes, '"class_names" name other classes'),
-            (known and "labels" in dtypes and len(dtypes) > 1, f'"dtypes" is {dtypes}'),
+            (known and "labels" in dtypes and values, f'"dtypes" is {dtypes}'),
             ((manifest.features is None) == ("features" not in dtypes), '"features" is misleading'),
             (files and len(set(files)) == len(files), "it names no file, or one twice"),
             (shards and all(part.rows for part in shards), "a shard has no rows"),
@@ -485,6 +503,8 @@ def layout_of(batch: Batch, classes: int) -> Layout:
     dtypes["labels"] = next(fits)
     if logits is not None:
         classes, dtypes["logits"] = logits.shape[1], _dtype(logits)
+    if batch.groups is not None:
+        dtypes["groups"] = "int64"
     columns = None if features is None else features.shape[1]
     return {"features": columns, "classes": classes, "dtypes": dtypes}
 
@@ -559,7 +579,9 @@ class Gate:
         if logits is not None:
             narrow = torch.float32 if logits.dtype == torch.float64 else logits.dtype
             logits = logits.detach().to("cpu", narrow)
-        batch = Batch(logits, labels, None if features is None else features.detach().cpu())
+        groups = None if batch.groups is None else batch.groups.cpu()
+        features = None if features is None else features.detach().cpu()
+        batch = Batch(logits, labels, features, groups)
         layout = self.layout or layout_of(batch, self._classes(batch))
         classes, names = layout["classes"], self.class_names
         if names is not None and len(names) != classes:

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NoReturn, final
@@ -29,7 +29,7 @@ from featcal.core.fit import undisturbed
 from featcal.core.progress import ROWS, shown, tell
 from featcal.core.stored import json_of, made, read_tensors, reading
 from featcal.data import pack
-from featcal.data.collect import Collector, Unpack, rows_expected, unpacked
+from featcal.data.collect import IGNORED, Collector, Unpack, rows_expected, unpacked
 from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
 
 VERSION = 1
@@ -49,6 +49,9 @@ def collect_pack(
     head: str | None = None,
     layer: str | None = None,
     unpack: Unpack | None = None,
+    ignore_index: int = IGNORED,
+    positions: int | None = None,
+    seed: int = 0,
     dataset: str = "",
     name: str | None = None,
     class_names: Sequence[str] | None = None,
@@ -59,7 +62,8 @@ def collect_pack(
 
     Until it is whole the pack is `<out>.partial`. A run that was killed goes on at the next shard
     when it is started again, and the pack is the same, byte for byte. The features are those of
-    `collect`; a linear head is stored beside them, and for any other head the logits.
+    `collect`; a linear head is stored beside them, and for any other head the logits. Where rows
+    are positions of a sample, the pack says how they were drawn, and of which sample each is.
 
     Args:
         model: the trained classifier; left as it was.
@@ -68,6 +72,9 @@ def collect_pack(
         head: dotted path of the last layer, when it is not found by itself.
         layer: dotted path of another layer, whose output to keep as the features.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+        ignore_index: the label of pixels and tokens that do not count.
+        positions: how many of them to keep of a sample at most; see `collect`.
+        seed: of their draw.
         dataset: the name of the data set.
         name: of the network; its class without one.
         class_names: one name per class.
@@ -87,7 +94,8 @@ def collect_pack(
     about = pack.described(loaders, shard_rows, dataset, called, class_names, meta)
     rows = {split: rows_expected(loader) for split, loader in loaders.items()}
     settings = {"rows": rows, "shard_rows": shard_rows, "head": head, "layer": layer}
-    collector = Collector(model, head, layer, unpack)
+    settings |= {"ignore_index": ignore_index, "positions": positions, "seed": seed}
+    collector = Collector(model, head, layer, unpack, ignore_index, positions, seed)
     with shown(), undisturbed(model), opened(out, settings) as partial:
         if partial is not None:
             gate = Gate(None, about.class_names, partial.layout)
@@ -103,6 +111,8 @@ def collect_pack(
                     partial.whole.append(split)
                     partial.note()
             shards = {split: partial.shards[split] for split in loaders}
+            if collector.drawn:
+                about = replace(about, meta=about.meta | {"drawn": collector.drawn})
             manifest = gate.manifest(about, partial.head, shards)
             pack.write_json(partial.folder / MANIFEST, manifest.to_json())
             (partial.folder / JOURNAL).unlink()
@@ -134,6 +144,13 @@ class Partial:
     def rows(self, split: str) -> int:
         """Rows of a split that are safe on disk."""
         return sum(part.rows for part in self.shards.get(split, []))
+
+    def groups(self, split: str) -> Tensor | None:
+        """The sample of each row of a split that is safe on disk; None where a row is a sample."""
+        parts = self.shards.get(split, [])
+        if not parts or self.layout is None or "groups" not in self.layout["dtypes"]:
+            return None
+        return torch.cat([self.tensors(part)["groups"] for part in parts])
 
     def tensors(self, part: Part) -> dict[str, Tensor]:
         """What a finished file holds."""
@@ -246,12 +263,17 @@ def _new_rows(
     Whole batches run, so that their rounding is that of a run that was never killed.
     """
     done, expected, end = partial.rows(split), rows_expected(loader), 0
-    for start, inputs, labels in _batches_left(collector, loader, done):
-        batch = collector.one(inputs, labels)
+    groups = partial.groups(split)
+    samples = done if groups is None else int(groups[-1])
+    for first, inputs, labels in _batches_left(collector, loader, samples):
+        batch = collector.one(inputs, labels, first)
+        start = first if batch.groups is None else end
+        if groups is not None and first <= samples:
+            start = int(torch.searchsorted(groups, first))
         if gate.head is None:
             gate.head = _known_head(partial, collector.head)
         if gate.head is not None:
-            batch = Batch(None, batch.labels, batch.features)  # the head makes the logits
+            batch = replace(batch, logits=None)  # the head makes them
         end = start + len(batch)
         if start < done:
             _check_unchanged(partial, split, start, batch.rows(slice(0, done - start)))
@@ -266,7 +288,7 @@ def _new_rows(
 def _batches_left(
     collector: Collector, loader: Iterable[Any], done: int
 ) -> Iterator[tuple[int, Any, Tensor]]:
-    """The batches with rows beyond `done` and two before them: first row's number, inputs, labels.
+    """The batches with samples from `done` on and two before: first number, inputs, labels.
 
     The two are the first batch and the one that ends what is done, to see whether they are what
     they were. Where a plain DataLoader says which samples the others are, they are not even loaded.
@@ -294,7 +316,7 @@ def _batches_left(
             yield start, inputs, labels
 
 
-def _known_head(partial: Partial, head: Head) -> dict[str, Tensor] | None:
+def _known_head(partial: Partial, head: Head | None) -> dict[str, Tensor] | None:
     """The tensors of a linear head, stored once; a run that goes on must have the same."""
     if partial.layout is not None and isinstance(head, nn.Linear) != (partial.head is not None):
         partial.refuse("the last layer is of another kind")

@@ -18,17 +18,20 @@ from torch import Tensor, nn
 
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
+from featcal.heads.attach import CalibratedOutput
 from featcal.heads.find import (
     AS_IT_IS,
     check_bare,
     check_not_multilabel,
+    class_axis,
     few_rows,
     find_head,
     link_between,
+    logits_in,
     outputs_in,
     watched,
 )
-from featcal.heads.head import CalibratedHead, Wrapper, is_linear
+from featcal.heads.head import CalibratedHead, Wrapper, channels, is_linear
 
 Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 Dynamic = Mapping[str, Mapping[int, str]]  # input name -> axis -> the name of its size
@@ -86,7 +89,8 @@ class Inputs:
             names = [str(name) for name in given]
         else:
             named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            known = inspect.signature(model.forward).parameters.values()
+            own = model.uncalibrated if isinstance(model, CalibratedOutput) else model
+            known = inspect.signature(own.forward).parameters.values()
             names = [parameter.name for parameter in known if parameter.kind in named]
             if isinstance(model, CalibratedHead) and isinstance(model.uncalibrated, nn.Identity):
                 names[0] = "logits"  # where forward says features: `wrap()` has no layer before
@@ -211,7 +215,12 @@ class Output:
         """The probabilities of these values: a sigmoid where there is one per row, or softmax."""
         if self.name == PROBABILITIES:
             return values
-        return values.sigmoid() if values.shape[1:].numel() == 1 else values.softmax(1)
+        axis = _class_axis(values)
+        return (
+            values.sigmoid()
+            if values.ndim == 1 or values.shape[axis] == 1
+            else values.softmax(axis)
+        )
 
     def predicted(self, values: Tensor) -> Tensor:
         """The predicted class of each row (n, k); k = 1 for the value of class 1 alone."""
@@ -219,12 +228,22 @@ class Output:
         return values[:, 0] > middle if values.shape[1] == 1 else values.argmax(1)
 
     def rows(self, values: Tensor) -> Tensor:
-        """(n, k) float64 of values as the model gives them; k = 1 for one value per row."""
-        if values.ndim == 0 or values.shape[2:].numel() != 1:
-            raise InputError(
-                f"the model gives {self.name} of shape {tuple(values.shape)}: let it give (n, k)"
-            )
-        return values.detach().double().reshape(len(values), -1)
+        """(n, k) float64 of values as the model gives them; k = 1 for one value per row.
+
+        Of pixels (n, k, h, w) and tokens (n, t, k) every position is a row.
+        """
+        if values.ndim == 0:
+            raise InputError(f"the model gives {self.name} that are one number: let it give (n, k)")
+        rows = values.detach().double()
+        if rows.ndim == 1:
+            return rows[:, None]
+        axis = _class_axis(values)
+        return rows.movedim(axis, -1).reshape(-1, rows.shape[axis])
+
+
+def _class_axis(values: Tensor) -> int:
+    """The axis of the classes in what a model gives; (n, k, 1) is one row per sample."""
+    return 1 if values.ndim > 1 and values.shape[2:].numel() == 1 else class_axis(values)
 
 
 @torch.no_grad()
@@ -250,6 +269,9 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
             f"the model does not call its calibrated layer {min(idle)!r}, so that the file would "
             "not be calibrated: it may keep another reference to that layer, which must be set too"
         )
+    if isinstance(model, CalibratedOutput):
+        logits = logits_in(given)
+        return Output([tensor is logits for tensor in outputs_in(given)].index(True))
     tensors = {  # not a loss, nor a predicted class
         place: tensor
         for place, tensor in enumerate(outputs_in(given))
@@ -262,6 +284,9 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
     for path, left in found:
         links = {place: link_between(left, tensor) for place, tensor in tensors.items()}
         made += [(path, Output(p, HELD[link])) for p, link in links.items() if link is not None]
+    for path, left in found:
+        if left.ndim == 3 and left.shape[2] > 1 and channels(model.get_submodule(path), left) == -2:
+            raise InputError(f"{path!r} gives logits as (n, k, t): let the model give (n, t, k)")
     if not made:
         check_not_multilabel(dict(found), list(tensors.values()))
     places = {output.place for _, output in made} or set(tensors)
@@ -274,6 +299,12 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         output = min((o for _, o in made), key=lambda o: (o.name != LOGITS, o.place))
     else:
         (place,) = places
+        if tensors[place].shape[2:].numel() != 1:
+            shape = tuple(tensors[place].shape)
+            raise InputError(
+                f"the model gives a tensor of shape {shape} that no layer was seen to make: let it "
+                "give (n, k), or calibrate it first"
+            )
         output = Output(place, _guessed(tensors[place]))
     if output.name == NEITHER:
         raise InputError("the model gives log-sigmoids: let it give its logits, or their sigmoid")

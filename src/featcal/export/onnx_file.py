@@ -514,8 +514,9 @@ def _on_edges(
     heads = [part for part in model.modules() if isinstance(part, CalibratedHead)]
     if not any(step.jumps for head in heads for step in head.calibrator.steps_in_order()):
         return torch.zeros_like(far)
-    asked = far if batch.rows else torch.ones_like(far)  # a network may be expensive
-    batch, other, near = batch.at(asked), other[asked], torch.zeros_like(far[asked])
+    asked = far if batch.rows == len(far) else torch.ones_like(far)  # a network may be expensive
+    batch = batch.at(asked) if batch.rows == len(far) else batch
+    other, near = other[asked], torch.zeros_like(far[asked])
     for seed, size in enumerate(ROUNDINGS):
 
         def move(

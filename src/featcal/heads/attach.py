@@ -20,7 +20,9 @@ from featcal.core.batch import device_of
 from featcal.core.calibrator import Calibrator, FeatureMap
 from featcal.core.checks import InputError
 from featcal.heads import find
-from featcal.heads.head import CalibratedHead, Wrapper, linear_view, logit_rows
+from featcal.heads.head import CalibratedHead, Wrapper, calibrated, linear_view, logit_rows
+
+IDENTITY = nn.Identity()
 
 
 def attach(
@@ -36,7 +38,9 @@ def attach(
         model: the trained classifier; left untouched.
         calibrator: a fitted calibrator or pipeline; where the layer is on another device, a copy of
             it there is attached.
-        head: dotted path of the last layer; without it, it must be clear which one that is.
+        head: dotted path of the last layer; without it, it must be clear which one that is. "" for
+            the output of the model, whatever makes it: the result is then the model in a wrapper
+            that calibrates what it gives, and the calibrator must need the logits alone.
         layer: dotted path of another layer, whose output the feature steps are to act on (the layer
             ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
     """
@@ -54,6 +58,14 @@ def attach(
                 return f"{report.features} features and {{}} has {linear.in_features}"
         return ""
 
+    if head == find.OUTPUT:
+        if calibrator.needs_features or layer is not None:
+            raise InputError(
+                f"{calibrator!r} acts on features, and head='' names the model's output: name the "
+                "last layer, or fit a recipe that needs the logits alone, such as temperature"
+            )
+        find.check_bare(model)
+        return CalibratedOutput(model, _placed(calibrator, model))
     if head is None:
         path = find.fitting_head(model, lambda one: not misfit(one))
     else:
@@ -84,7 +96,8 @@ def attached(model: nn.Module) -> tuple[Calibrator, str | None, str | None]:
     paths = {type(part): path or None for path, part in named}
     parts = sorted((part for _, part in named), key=lambda part: isinstance(part, CalibratedHead))
     calibrator = reduce(or_, (part.calibrator for part in parts))
-    return calibrator, paths.get(CalibratedHead), paths.get(MappedLayer)
+    head = find.OUTPUT if CalibratedOutput in paths else paths.get(CalibratedHead)
+    return calibrator, head, paths.get(MappedLayer)
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -201,7 +214,20 @@ class MappedLayer(Wrapper):
         rows = given.flatten(1)
         for step in self.calibrator.steps_in_order():
             rows = step.map_features(rows)  # type: ignore[operator]  # all are feature maps
-        return with_first(output, rows.reshape(given.shape).to(given.dtype))
+        return find.with_tensor(output, given, rows.reshape(given.shape).to(given.dtype))
+
+
+@final
+class CalibratedOutput(Wrapper):
+    """A model whose logits go through a calibrator, at every position for itself."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:  # noqa: ANN401 - whatever the model takes
+        """The model's output, with calibrated logits in it."""
+        output = self.uncalibrated(*inputs, **named)
+        logits = find.logits_in(output)
+        axis = find.class_axis(logits)
+        mapped = calibrated(self.calibrator, IDENTITY, logits.movedim(axis, -1))
+        return find.with_tensor(output, logits, mapped.movedim(-1, axis))
 
 
 @final
@@ -236,7 +262,8 @@ class Rest(nn.Module):
         """Logits (n, k) of rows (n, d)."""
 
         def swapped(_: nn.Module, __: Any, own: Any) -> Any:  # noqa: ANN401
-            return with_first(own, rows.reshape(-1, *self.sample).to(first_tensor(own).dtype))
+            old = first_tensor(own)
+            return find.with_tensor(own, old, rows.reshape(-1, *self.sample).to(old.dtype))
 
         def repeated(tensor: Tensor) -> Tensor:
             return tensor.expand(len(rows), *tensor.shape[1:]) if tensor.ndim else tensor
@@ -254,11 +281,3 @@ def first_tensor(output: Any) -> Tensor:  # noqa: ANN401
     if not isinstance(first, Tensor):
         raise InputError(f"the layer gives a {type(first).__name__}: name one that gives a tensor")
     return first
-
-
-def with_first(output: Any, tensor: Tensor) -> Any:  # noqa: ANN401
-    """The same output with its first tensor changed."""
-    if not isinstance(output, (tuple, list)):
-        return tensor
-    parts = [tensor, *output[1:]]
-    return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)

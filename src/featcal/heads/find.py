@@ -6,9 +6,10 @@ watched meanwhile, and when the output of a model counts as what one of its laye
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -30,6 +31,7 @@ WRAPPERS = {
     **dict.fromkeys(DATA_PARALLEL, "module"),
     **{"OptimizedModule": "_orig_mod", "FSDPModule": "", "ScriptModule": ""},
 }
+OUTPUT = ""  # the path of a model itself: its output is the logits, whatever makes it
 SHOWN = 8  # candidates in a message
 PROOF_ROWS = 4  # of what a layer gives: enough to tell layers apart, and little to keep
 # What may stand behind the last layer in a container and leaves its logits what they are.
@@ -38,6 +40,18 @@ HARMLESS = (*INERT, nn.Flatten, nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Sof
 AS_IT_IS = "identity"
 LINKS_OF_ONE: Links = {"sigmoid": torch.sigmoid, "logsigmoid": nn.functional.logsigmoid}
 LINKS: Links = {"softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
+
+
+class NoHead(InputError):
+    """No linear layer makes the model's output: there are logits, and no features."""
+
+
+def head_or_output(model: nn.Module, head: str | None = None, *, inputs: Any) -> str:  # noqa: ANN401
+    """The path of the last layer; OUTPUT where no linear layer makes the model's output."""
+    try:
+        return find_head(model, head, inputs=inputs)
+    except NoHead:
+        return OUTPUT
 
 
 def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
@@ -49,13 +63,15 @@ def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) 
 
     Args:
         model: the trained classifier; wrap it for DDP, FSDP or `torch.compile` afterwards.
-        head: the path, where it is known.
+        head: the path, where it is known; "" for the model's output, whatever makes it.
         inputs: one batch of the model's inputs: a tensor, a tuple of arguments, or a mapping.
 
     Raises:
         InputError: when no layer will do; it lists the candidates.
     """
     check_bare(model)
+    if head == OUTPUT:
+        return OUTPUT
     if head is not None:
         submodule(model, head, "head")
     layers = _candidates(model)
@@ -202,10 +218,11 @@ def _proved(model: nn.Module, inputs: object, guess: str | None, *, told: bool, 
     shapes = ", ".join(str(tuple(part.shape)) for part in output) or "no tensor"
     shown = [f"{path} {tuple(given.shape[1:])}" for path, given in found.items()][-SHOWN:]
     what = f"{guess!r} does not make" if told else "no linear layer makes"
-    raise InputError(
+    refusal = InputError if told else NoHead
+    raise refusal(
         f"{what} the model's output ({shapes}): pass head=, the path of the layer whose output is "
-        "the logits, or calibrate nn.Sequential(model, nn.Identity()) with head='1'; the last "
-        f"layers called, with what they give per row: {', '.join(shown) or 'none'}"
+        "the logits, or take a recipe that needs the logits alone, such as temperature or auto; "
+        f"the last layers called, with what they give per row: {', '.join(shown) or 'none'}"
     )
 
 
@@ -248,16 +265,56 @@ def outputs_in(output: Any) -> list[Tensor]:  # noqa: ANN401
     """The tensors of an output that may be its logits: those called so, else all, in order."""
     if isinstance(output, Tensor):
         return [output]
-    named = output.get("logits") if isinstance(output, Mapping) else None
-    named = getattr(output, "logits", None) if named is None else named
-    if isinstance(named, Tensor):
-        return [named]
+    for name in ("logits", "out"):  # as Hugging Face and torchvision's segmentation call them
+        named = output.get(name) if isinstance(output, Mapping) else None
+        named = getattr(output, name, None) if named is None else named
+        if isinstance(named, Tensor):
+            return [named]
     parts: Iterable[Any] = output if isinstance(output, (tuple, list)) else ()
     if isinstance(output, Mapping):
         parts = output.values()
     elif is_dataclass(output) and not isinstance(output, type):
         parts = [getattr(output, field.name) for field in fields(output)]
     return [tensor for part in parts for tensor in outputs_in(part)]
+
+
+def logits_in(output: Any) -> Tensor:  # noqa: ANN401
+    """The logits in the output of a model that no linear layer makes."""
+    found = [one for one in outputs_in(output) if one.is_floating_point() and one.ndim > 0]
+    if len(found) != 1:
+        shapes = ", ".join(str(tuple(one.shape)) for one in found) or "none"
+        raise InputError(
+            f"the model gives tensors of shapes {shapes}, and one alone can be its logits: let it "
+            "give them alone, or under the name logits"
+        )
+    return found[0]
+
+
+def class_axis(logits: Tensor) -> int:
+    """The axis of the classes in a model's output, counted from the last one.
+
+    (n, k), (n, t, k) for tokens, (n, k, h, w) and (n, k, h, w, d) for pixels, as loss functions
+    and libraries have them.
+    """
+    return -1 if logits.ndim < 4 else 1 - logits.ndim
+
+
+def with_tensor(output: Any, old: Tensor, new: Tensor) -> Any:  # noqa: ANN401
+    """The same output with one of its tensors changed for another."""
+    if output is old:
+        return new
+    if isinstance(output, Mapping):
+        made = copy.copy(output)
+        for key, part in output.items():
+            made[key] = with_tensor(part, old, new)  # type: ignore[index]
+        return made
+    if isinstance(output, (tuple, list)):
+        parts = [with_tensor(part, old, new) for part in output]
+        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+    if is_dataclass(output) and not isinstance(output, type):
+        every = {field.name: getattr(output, field.name) for field in fields(output)}
+        return replace(output, **{key: with_tensor(part, old, new) for key, part in every.items()})
+    return output
 
 
 @contextmanager
@@ -297,8 +354,9 @@ def link_between(
     """
     if not output.numel() or not output.is_floating_point():
         return None  # such as a prediction beside the logits
-    if len(given) == 1 and output.numel() == given.numel():
-        output = output.reshape(given.shape)  # a model may drop the axis of a single row
+    pixels = given.ndim > 3 and given.shape[2:].numel() > 1
+    if output.numel() == given.numel() and (len(given) == 1 or pixels):
+        output = output.reshape(given.shape)  # a model may drop the axis of a single row or class
     if output.ndim == 0:
         return None  # such as a loss
     digits = torch.finfo(output.dtype).eps
@@ -306,6 +364,8 @@ def link_between(
     output, given = output[: len(given)].double(), given.double()
     if given.numel() != output.numel():
         return None if positions(cast, output) is None else AS_IT_IS
+    if pixels:
+        cast, given, output = (part.movedim(1, -1) for part in (cast, given, output))
     shape = output.shape
     if shape[2:].numel() == 1:  # classes last, where a softmax acts
         shape = torch.Size((shape[0], shape[1:].numel()))

@@ -133,40 +133,45 @@ class CalibratedHead(Wrapper):
 
     def forward(self, features: Tensor) -> Tensor:
         """Calibrated logits of what enters the layer, in the shape in which it gives its own."""
-        kind = features.device.type
-        if kind == "meta" or not torch.is_autocast_enabled(kind):
-            return self._calibrated(features, self.uncalibrated)
-        dtype = torch.get_autocast_dtype(kind)
+        return calibrated(self.calibrator, self.uncalibrated, features)
 
-        def layer(rows: Tensor) -> Tensor:
-            with torch.autocast(kind, dtype):
-                return self.uncalibrated(rows)  # type: ignore[no-any-return]
 
-        # Mixed precision is for the network: a calibrator's few sums need all their digits.
-        with torch.autocast(kind, enabled=False):
-            return self._calibrated(features, layer)
+def calibrated(calibrator: Calibrator, layer: nn.Module, features: Tensor) -> Tensor:
+    """Calibrated logits of what enters a layer, in the shape in which it gives its own."""
+    kind = features.device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return _calibrated(calibrator, layer, features, layer)
+    dtype = torch.get_autocast_dtype(kind)
 
-    def _calibrated(self, features: Tensor, call: Head) -> Tensor:
-        """The same, where `call` runs the layer."""
-        layer = self.uncalibrated
-        if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
-            return self.calibrator(features, call)  # type: ignore[no-any-return]
-        sample = sample_shape(layer, features)
-        given: list[torch.Size] = []
+    def call(rows: Tensor) -> Tensor:
+        with torch.autocast(kind, dtype):
+            return layer(rows)  # type: ignore[no-any-return]
 
-        def head(rows: Tensor) -> Tensor:
-            own = call(rows if sample is None else rows.reshape(-1, *sample))
-            given.append(own.shape[1:])
-            return logit_rows(own)
+    # Mixed precision is for the network: a calibrator's few sums need all their digits.
+    with torch.autocast(kind, enabled=False):
+        return _calibrated(calibrator, layer, features, call)
 
-        logits = self.calibrator(rows_of(layer, features), head)
-        if given[-1].numel() == 1:
-            logits = one_logit(logits)
-        axis = channels(layer, features)
-        if axis is None:
-            return logits.reshape(-1, *given[-1])  # type: ignore[no-any-return]
-        positions = features.movedim(axis, -1).shape[:-1]
-        return logits.reshape(*positions, logits.shape[1]).movedim(-1, axis)  # type: ignore[no-any-return]
+
+def _calibrated(calibrator: Calibrator, layer: nn.Module, features: Tensor, call: Head) -> Tensor:
+    """The same, where `call` runs the layer."""
+    if type(layer) is nn.Linear and features.ndim == 2 and layer.out_features > 1:
+        return calibrator(features, call)  # type: ignore[no-any-return]
+    sample = sample_shape(layer, features)
+    given: list[torch.Size] = []
+
+    def head(rows: Tensor) -> Tensor:
+        own = call(rows if sample is None else rows.reshape(-1, *sample))
+        given.append(own.shape[1:])
+        return logit_rows(own)
+
+    logits = calibrator(rows_of(layer, features), head)
+    if given[-1].numel() == 1:
+        logits = one_logit(logits)
+    axis = channels(layer, features)
+    if axis is None:
+        return logits.reshape(-1, *given[-1])  # type: ignore[no-any-return]
+    positions = features.movedim(axis, -1).shape[:-1]
+    return logits.reshape(*positions, logits.shape[1]).movedim(-1, axis)  # type: ignore[no-any-return]
 
 
 def head_logits(features: Tensor, head: Head) -> Tensor:

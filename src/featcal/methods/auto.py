@@ -36,7 +36,7 @@ from featcal.core.fit import (
     run_steps,
 )
 from featcal.core.progress import calm, track
-from featcal.core.sample import row_hash
+from featcal.core.sample import fold_of
 from featcal.core.text import NONE, parse
 from featcal.methods.temperature import Temperature
 
@@ -233,13 +233,14 @@ def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]
 def sampled(problem: Problem) -> tuple[Batch, Tensor]:
     """The rows to judge by and the group of each, both by a hash of the logits.
 
-    No more than a share of many rows is taken, so that they fit into memory.
+    No more than a share of many rows is taken, so that they fit into memory. Rows of one sample
+    fall into one group.
     """
     facts = problem.facts
     share = -(-facts.rows // judged_rows(facts))
     parts, groups = [], []
     for batch in problem.data:
-        group = row_hash(stored_logits(batch).bfloat16()) * (GROUPS * share) >> 32
+        group = fold_of(batch, GROUPS, share)
         parts.append(batch.rows(group < GROUPS))
         groups.append(group[group < GROUPS])
     if not parts:  # a process without rows

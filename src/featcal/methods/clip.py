@@ -311,7 +311,7 @@ class Clipped:
             own = stored_logits(batch) if kept else None
             if own is None or math.isfinite(self.threshold):
                 own = clipped_logits(features_of(batch), own, peaks, head, self.threshold)
-            yield unchecked(own, batch.labels)
+            yield unchecked(own, batch.labels, None, batch.groups)
 
 
 class Trials:

@@ -112,7 +112,8 @@ class Toned:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch, norms in zip(self.data, self.norms, strict=True):
-            yield unchecked(toned(stored_logits(batch), norms, self.threshold), batch.labels)
+            logits = toned(stored_logits(batch), norms, self.threshold)
+            yield unchecked(logits, batch.labels, None, batch.groups)
 
 
 def scored(problem: Problem, norms: list[Tensor]) -> Callable[[float], float]:

@@ -389,12 +389,12 @@ class _Trials:
         self.sizes = wanted.sizes(inputs)
         self.hold = held_back(self.sizes)
         self.parts: list[list[Batch]] = [[] for _ in range(FOLDS + 1)]
-        groups = FOLDS * max(1, round(facts.rows / SAMPLE))
+        share = max(1, round(facts.rows / SAMPLE))
         for batch in problem.data:
             if len(batch):
                 gaps = top_gaps(stored_logits(batch).double(), wanted.top)
                 kept = row_loss.keep(batch, standardised(gaps, self.mean, self.spread))
-                group = fold_of(batch, groups)
+                group = fold_of(batch, FOLDS, share)
                 for number, part in enumerate(self.parts):
                     part.append(kept.rows(group.clamp(max=FOLDS) == number))
         counts = torch.tensor([float(sum(map(len, part))) for part in self.parts])

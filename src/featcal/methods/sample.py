@@ -38,6 +38,7 @@ RIDGE = {"a": 10.0, "b": 20.0, "c": 200.0}  # in nats over all rows, for a value
 STRENGTHS = (16.0, 4.0, 1.0)  # the ridge is tried as many times as strong, the strongest first
 ERRORS = 200  # with fewer wrong rows than these the ridge grows: they carry what is to be learned
 REACH = 3.0  # standard deviations at which a term is cut off
+FOLDS = 5  # of samples, where these have several rows
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
 LOGITS = 2**21  # of theirs, at most
 HASHED = 64  # logits of a row, by which it is chosen
@@ -186,12 +187,14 @@ class Rows:
         labels: (n,).
         top: the predicted class, (n,).
         terms: ones, then the centred terms, (n, 1 + t) float64.
+        fold: of the row's sample, (n,), where a sample has several rows; else 0.
     """
 
     logits: Tensor
     labels: Tensor
     top: Tensor
     terms: Tensor
+    fold: Tensor
 
 
 def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) -> Tensor:
@@ -336,7 +339,9 @@ class _Fit:
         facts = self.problem.facts
         groups = max(1, round(facts.rows / min(SAMPLE, LOGITS // facts.classes)))
         for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
-            rows = Rows(stored_logits(batch), batch.labels, top, terms)
+            grouped = batch.groups is not None
+            fold = fold_of(batch, FOLDS) if grouped else torch.zeros_like(batch.labels)
+            rows = Rows(stored_logits(batch), batch.labels, top, terms, fold)
             if sampled and groups > 1:
                 some = unchecked(rows.logits[:, :HASHED], batch.labels)
                 chosen = fold_of(some, groups) == 0
@@ -357,7 +362,11 @@ class _Fit:
         for strength in STRENGTHS:
             start, system, _ = self.newton(lambda: kept, count, strength, start)
             self.starts[strength] = start
-            found[strength] = self.left_out(kept, start, system, count)
+            found[strength] = (
+                self.samples_left_out(kept, start, strength, count)
+                if self.problem.facts.groups
+                else self.left_out(kept, start, system, count)
+            )
         best = min(found, key=lambda strength: found[strength])
         details |= {"loo": found[best], "loo_temperature": plain}
         if not found[best] < plain:
@@ -418,6 +427,23 @@ class _Fit:
                 return at, system, promised < 1e3 * ENOUGH
             at, system = there, new
         return at, system, False
+
+    def samples_left_out(self, data: list[Rows], at: Tensor, strength: float, rows: int) -> float:
+        """The mean NLL of each row under a fit without its sample, a fold of samples at a time."""
+        total = torch.zeros((), dtype=torch.float64)
+        for fold in range(FOLDS):
+            seen, unseen = (
+                [
+                    Rows(*(v[(part.fold == fold) == held] for v in vars(part).values()))
+                    for part in data
+                ]
+                for held in (False, True)
+            )
+            count = int(dist.total(torch.tensor(sum(len(part.labels) for part in seen))))
+            if count < rows:  # else no row is in this fold
+                there, *_ = self.newton(lambda seen=seen: seen, max(count, 1), strength, at)  # type: ignore[misc]
+                total += sum(self.at(part, there)[0].sum().cpu() for part in unseen)
+        return float(dist.total(total)) / rows
 
     def left_out(self, data: list[Rows], at: Tensor, system: System | None, rows: int) -> float:
         """The mean NLL of each row under the fit without it, by one Newton step back.

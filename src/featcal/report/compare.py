@@ -122,12 +122,16 @@ def compare(
     first = first_row(scored)
     dealt = None
     if folds is not None:
-        if not 2 <= whole_number(folds) <= facts.rows:
+        if not 2 <= whole_number(folds) <= facts.samples:
+            what = "samples" if facts.groups else "rows"
             raise ArgumentError(
-                f"<folds> is {folds!r} for {facts.rows} rows: give an integer from 2 to "
-                f"{facts.rows}"
+                f"<folds> is {folds!r} for {facts.samples} {what}: give an integer from 2 to "
+                f"{facts.samples}"
             )
-        dealt = Folds.shuffled(scored, folds, facts.rows, seed=seed, first_row=first)
+        grouped = facts.groups > 0
+        dealt = Folds.shuffled(
+            scored, folds, facts.rows, seed=seed, first_row=first, grouped=grouped
+        )
     for calibrator in calibrators:
         check_usable(calibrator, facts, head)
         if calibrator is not None and calibrator.needs_train and train is None:
