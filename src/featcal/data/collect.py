@@ -137,7 +137,8 @@ class Collector:
         inputs = placed(inputs, self.model)
         if not hasattr(self, "path"):
             self.example = inputs
-            self.path = find.find_head(self.model, self.told, inputs=inputs)
+            several = labels.ndim == 2 and labels.shape[1] > 1
+            self.path = find.find_head(self.model, self.told, inputs=inputs, several=several)
         seen = self._seen(inputs, len(labels))
         if not hasattr(self, "head"):
             self.head = self._proved_head(inputs, seen)

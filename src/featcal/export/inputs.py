@@ -20,6 +20,8 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.heads.find import (
     AS_IT_IS,
+    LINKS,
+    LINKS_OF_ANY,
     check_bare,
     check_not_multilabel,
     few_rows,
@@ -198,10 +200,12 @@ class Output:
     Attributes:
         place: where it is among the tensors that the model gives.
         name: "logits", or "probabilities" where the model ends in a softmax or sigmoid.
+        several: whether each of the k values has a sigmoid of its own: several labels a sample.
     """
 
     place: int = 0
     name: str = LOGITS
+    several: bool = False
 
     def of(self, given: object) -> Tensor:
         """The tensor in what the model gives."""
@@ -211,11 +215,14 @@ class Output:
         """The probabilities of these values: a sigmoid where there is one per row, or softmax."""
         if self.name == PROBABILITIES:
             return values
-        return values.sigmoid() if values.shape[1:].numel() == 1 else values.softmax(1)
+        single = self.several or values.shape[1:].numel() == 1
+        return values.sigmoid() if single else values.softmax(1)
 
     def predicted(self, values: Tensor) -> Tensor:
-        """The predicted class of each row (n, k); k = 1 for the value of class 1 alone."""
+        """The predicted class of each row (n, k), or its labels; k = 1 for that of class 1 alone."""
         middle = 0.5 if self.name == PROBABILITIES else 0.0
+        if self.several:
+            return values > middle
         return values[:, 0] > middle if values.shape[1] == 1 else values.argmax(1)
 
     def rows(self, values: Tensor) -> Tensor:
@@ -259,9 +266,13 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         raise InputError(f"the model gives a {type(given).__name__} without logits: {REMEDY}")
     made: list[tuple[str, Output]] = []  # layers, and the tensors each was seen to make
     found = [(path, left) for path, _, left in calls if path in layers and left is not None]
+    several = any(model.get_submodule(path).calibrator.several for path in heads)
+    known = LINKS_OF_ANY if several else LINKS
     for path, left in found:
-        links = {place: link_between(left, tensor) for place, tensor in tensors.items()}
-        made += [(path, Output(p, HELD[link])) for p, link in links.items() if link is not None]
+        links = {p: link_between(left, tensor, of_more=known) for p, tensor in tensors.items()}
+        made += [
+            (path, Output(p, HELD[link], several)) for p, link in links.items() if link is not None
+        ]
     if not made:
         check_not_multilabel(dict(found), list(tensors.values()))
     places = {output.place for _, output in made} or set(tensors)
@@ -274,7 +285,7 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         output = min((o for _, o in made), key=lambda o: (o.name != LOGITS, o.place))
     else:
         (place,) = places
-        output = Output(place, _guessed(tensors[place]))
+        output = Output(place, _guessed(tensors[place]), several)
     if output.name == NEITHER:
         raise InputError("the model gives log-sigmoids: let it give its logits, or their sigmoid")
     output.rows(tensors[output.place])  # refused here, before the exporter's long work
