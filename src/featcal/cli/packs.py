@@ -338,7 +338,8 @@ def _source(
     if inputs is None:
         raise InputError(f"the loader {name!r} of {source} is empty: give it rows to compare on")
     told = head or options.get("head")
-    place = find_head(network, told, inputs=_first(inputs, EXAMPLE_ROWS))
+    few = _first(inputs, EXAMPLE_ROWS)
+    place = find_head(network, told, inputs=few, several=calibrator.several)
     # Where a pack keeps an inner layer, a calibrator of logits alone acts behind the last one.
     layer = options.get("layer") if calibrator.needs_features else None
     return attach(network, calibrator, head=place, layer=layer), inputs, options.get(DYNAMIC)

@@ -219,7 +219,7 @@ class Output:
         return values.sigmoid() if single else values.softmax(1)
 
     def predicted(self, values: Tensor) -> Tensor:
-        """The predicted class of each row (n, k), or its labels; k = 1 for that of class 1 alone."""
+        """The predicted class of each row (n, k), or its labels; k = 1 for class 1 alone."""
         middle = 0.5 if self.name == PROBABILITIES else 0.0
         if self.several:
             return values > middle
