@@ -463,7 +463,9 @@ def as_csv(comparison: Comparison, shown: Sequence[Column] = tuple(COLUMNS.value
 
 def answers_text(scores: Scores) -> str:
     """What the rows are where samples have several labels."""
-    return f"the answers, yes or no, about {len(scores.labels)} labels of {scores.samples:,} samples"
+    return (
+        f"the answers, yes or no, about {len(scores.labels)} labels of {scores.samples:,} samples"
+    )
 
 
 def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = True) -> list[str]:
