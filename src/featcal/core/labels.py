@@ -87,7 +87,7 @@ class Labels(Calibrator):
         own: whether each label has values of its own.
 
     Attributes:
-        parts: what was fitted: one step, or one for each label; none before a fit.
+        parts: what is fitted: one step, or one for each label, of which a fit tells the number.
     """
 
     several = True
@@ -102,7 +102,7 @@ class Labels(Calibrator):
             )
             raise InputError(f"{self.name} has no use for {step!r}: give {', '.join(known)}")
         self._step, self.own = (step,), own  # a plain tuple: what is inside is no child
-        self.parts = nn.ModuleList()
+        self.reset()
         self.needs_features = step.any_head and step.needs_features
         self.keeps_accuracy, self.alone, self.many = step.keeps_accuracy, step.alone, step.many
 
@@ -114,9 +114,11 @@ class Labels(Calibrator):
     def __repr__(self) -> str:
         return f"{self.name}({self.step!r})"
 
-    def reset(self) -> Labels:
-        """The identity again."""
-        self.parts = nn.ModuleList()
+    def reset(self, labels: int = 0) -> Labels:
+        """Forgets what was fitted; `labels` is their number, where it is known."""
+        device = next((value.device for value in self.buffers()), None)
+        count = labels if self.own else 1
+        self.parts = nn.ModuleList(copy.deepcopy(self.step).to(device) for _ in range(count))
         return self
 
     def stand_in(self) -> Calibrator:
@@ -125,19 +127,19 @@ class Labels(Calibrator):
 
     def outcome(self) -> Calibrator:
         """What was chosen, where the step chose among recipes."""
-        if not self.alone or not self.parts:
+        if not self.alone:
             return self
         made = []
         for step in self.parts[0].outcome().steps_in_order():  # type: ignore[operator]
             made.append(Labels(step))
-            made[-1].parts.append(step)
+            made[-1].parts[0] = step
         chosen = reduce(or_, made) if len(made) > 1 else made[0]
         chosen.report = self.report
         return chosen
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """The calibrated logits (n, k) of a head that gives (n, k)."""
-        if not self.parts:
+        if not self.parts:  # own values of no label yet
             return head_logits(features, head)
         if self.step.any_head and not self.own:
             return self.parts[0](features, head)  # type: ignore[no-any-return]
@@ -145,18 +147,15 @@ class Labels(Calibrator):
             columns = [part(features, _Column(head, j)) for j, part in enumerate(self.parts)]
             return torch.cat([one_logit(column) for column in columns], 1)
         logits = wide(head(features))
-        rows = logits.reshape(-1) if not self.own else logits.T
-        pairs = zip(self.parts, rows[None] if not self.own else rows, strict=True)
-        found = [one_logit(part(None, lambda _, z=z: two_classes(z))) for part, z in pairs]
-        return found[0].reshape(logits.shape) if not self.own else torch.cat(found, 1)
+        if self.own:
+            pairs = zip(self.parts, logits.T, strict=True)
+            return torch.cat([_mapped(part, z) for part, z in pairs], 1)
+        return _mapped(self.parts[0], logits.reshape(-1)).reshape(logits.shape)
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Fits the step to the answers of all labels, or to those of each."""
-        warm = problem.warm and len(self.parts) > 0
-        if not warm:
-            count = problem.facts.classes if self.own else 1
-            device = problem.facts.device
-            self.parts = nn.ModuleList(copy.deepcopy(self.step).to(device) for _ in range(count))
+        if not (problem.warm and self.parts):
+            self.reset(problem.facts.classes).to(problem.facts.device)
         if self.own:
             return [_merged([self._one(problem, label) for label in range(len(self.parts))])]
         (part,) = self.parts
@@ -205,15 +204,20 @@ class Labels(Calibrator):
         prefix: str,
         *args: Any,  # noqa: ANN401
     ) -> None:
-        found = {key[len(prefix) :].split(".")[1] for key in state_dict if key.startswith(prefix)}
-        count = len(found) if self.own else min(len(found), 1)
-        self.parts = nn.ModuleList(copy.deepcopy(self.step) for _ in range(count))
+        self.reset(
+            len({key[len(prefix) :].split(".")[1] for key in state_dict if key.startswith(prefix)})
+        )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _suits(method: type[Calibrator]) -> bool:
     """Whether a method can be fitted to answers: their features are those of the whole sample."""
     return method.any_head or method.needs_features is not True
+
+
+def _mapped(step: nn.Module, logits: Tensor) -> Tensor:
+    """The calibrated logits (n, 1) of answers, (n,)."""
+    return one_logit(step(None, lambda _: two_classes(logits)))
 
 
 @dataclass(frozen=True, eq=False)

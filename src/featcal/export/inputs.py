@@ -266,7 +266,8 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         raise InputError(f"the model gives a {type(given).__name__} without logits: {REMEDY}")
     made: list[tuple[str, Output]] = []  # layers, and the tensors each was seen to make
     found = [(path, left) for path, _, left in calls if path in layers and left is not None]
-    several = any(model.get_submodule(path).calibrator.several for path in heads)
+    wrapped = (part for part in model.modules() if isinstance(part, CalibratedHead))
+    several = any(head.calibrator.several for head in wrapped)
     known = LINKS_OF_ANY if several else LINKS
     for path, left in found:
         links = {p: link_between(left, tensor, of_more=known) for p, tensor in tensors.items()}
