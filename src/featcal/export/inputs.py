@@ -266,7 +266,7 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         raise InputError(f"the model gives a {type(given).__name__} without logits: {REMEDY}")
     made: list[tuple[str, Output]] = []  # layers, and the tensors each was seen to make
     found = [(path, left) for path, _, left in calls if path in layers and left is not None]
-    wrapped = (part for part in model.modules() if isinstance(part, CalibratedHead))
+    wrapped = (part for part in model.modules() if isinstance(part, Wrapper))
     several = any(head.calibrator.several for head in wrapped)
     known = LINKS_OF_ANY if several else LINKS
     for path, left in found:
