@@ -169,6 +169,21 @@ def test_every_snippet_of_the_models_page_runs(tmp_path, monkeypatch):
     assert "layer3.calibrator.threshold" in names["early"].state_dict()
 
 
+def test_every_snippet_of_the_multi_label_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
+    x = torch.randn(300, 6)
+    y = torch.bernoulli((model(x) / 2).sigmoid()).detach()
+    names = {"model": model, "x": x, "val_loader": [(x, y)], "test_loader": [(x, y)]}
+    for block in python_blocks("docs/multi-label.md"):
+        exec(block, names)
+    assert names["scores"].n == 4 * names["scores"].samples == 1200
+    assert names["probs"].shape == (300, 4)
+    assert (tmp_path / "model.onnx").is_file()
+    assert featcal.Pack.open("pack").manifest.several
+
+
 def test_files_that_pages_name_are_there():
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     named = {

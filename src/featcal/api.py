@@ -13,6 +13,7 @@ from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Mode, undisturbed
+from featcal.core.labels import all_labels
 from featcal.core.progress import shown
 from featcal.core.text import parse
 from featcal.data.collect import IGNORED, Collected, Collector, Unpack, collect
@@ -74,6 +75,8 @@ def calibrate(
     collector = Collector(model, head, layer, unpack, ignore_index, positions, seed, strict)
     with shown(), _named(calibrator):
         data = list(collector.batches(loader))
+        if data[0].labels.ndim > 1 and not calibrator.several:
+            calibrator = all_labels(calibrator)
         calibrator.fit(data, collector.head, mode=mode)
     calibrated = attach(model, calibrator, head=collector.path, layer=layer)
     _check_used(calibrated, collector)

@@ -96,9 +96,12 @@ def load(
         if not texts.keys() <= TEXTS:
             raise InputError(f"its header has {min(texts.keys() - TEXTS)!r}, which no fit writes")
         calibrator = parse(texts.get("recipe", ""))
-        infinite = {key for key, value in calibrator.state_dict().items() if value.isinf().any()}
+        fresh = (getattr(step, "step", step) for step in calibrator.steps_in_order())
+        values = (pair for step in fresh for pair in step.named_buffers())
+        infinite = {name for name, value in values if value.isinf().any()}
         for key, value in tensors.items():
-            if bool(value.isnan().any()) or (key not in infinite and bool(value.isinf().any())):
+            unbounded = key.rpartition(".")[2] in infinite
+            if bool(value.isnan().any()) or (not unbounded and bool(value.isinf().any())):
                 raise InputError(f"{key} is NaN or infinite, which no fit gives")
         calibrator.load_state_dict(tensors)
         place = made(dict[str, str | None], json_of(texts.get("place", "{}")), "place")
@@ -128,6 +131,7 @@ def _try_out(calibrator: Calibrator) -> None:
     logits = size * torch.randn(rows, report.classes, generator=generator)
     features = size * torch.randn(rows, max(report.features, 1), generator=generator)
     found = calibrator(features, lambda x: logits + 0 * x.sum(1, keepdim=True))
-    same = bool((found.argmax(1) == logits.argmax(1)).all()) or not calibrator.keeps_accuracy
+    old, new = (z > 0 if calibrator.several else z.argmax(1) for z in (logits, found))
+    same = torch.equal(old, new) or not calibrator.keeps_accuracy
     if found.shape != logits.shape or not bool(torch.isfinite(found).all()) or not same:
         raise InputError(f"{calibrator}: no fit gives such values: the file is damaged")

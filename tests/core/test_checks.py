@@ -44,7 +44,7 @@ BAD = {
     "float labels": (Z, Y.float(), None, "labels have shape (100,) and type torch.float32"),
     "bool labels": (Z, Y.bool(), None, "one integer per row; take"),
     "column": (Z, Y[:, None], None, "labels[:, 0] of a single column"),
-    "one-hot": (Z, F.one_hot(Y, 3), None, "labels.argmax(1) if they are one-hot"),
+    "one-hot": (Z, F.one_hot(Y, 3), None, "single 1 in every row"),
     "short": (Z[:99], Y, None, "logits have shape (99, 3)"),
     "integers": (Z.long(), Y, None, "logits have shape (100, 3) and type torch.int64"),
     "3-d": (Z, Y, X[:, :, None], "features have shape (100, 4, 1)"),

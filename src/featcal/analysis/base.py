@@ -29,6 +29,7 @@ from featcal.core.batch import (
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
+from featcal.core.labels import Answers
 from featcal.core.progress import calm
 from featcal.data import Pack
 from featcal.data.pack import rows_of
@@ -199,6 +200,7 @@ class Rows:
         facts: what one look at all rows told.
         calibrator: what the rows are looked at through, None for the network as it is.
         after: the chunks with the calibrator's logits, of rows that are kept; else None.
+        samples: where they have several labels, the samples whose answers the rows are; else None.
     """
 
     data: Data
@@ -206,6 +208,7 @@ class Rows:
     facts: Facts
     calibrator: Calibrator | None = None
     after: Data | None = None
+    samples: Rows | None = None
 
     def __iter__(self) -> Iterator[tuple[Batch, Tensor]]:
         for batch in self.data:
@@ -218,15 +221,29 @@ class Rows:
 
     def kept(self) -> Rows:
         """The same rows for many looks: in memory where they fit, else their logits if those do."""
+        if self.samples is not None:
+            return self.samples.kept().answered()
         own = Through(self.data, partial(raw_logits, head=self.head))
         numbers = self.facts.rows * (self.facts.width + self.facts.classes)
         data = list(own) if 4 * numbers <= KEEP_BYTES else own
         return replace(self, data=data, after=data)
 
+    def answered(self) -> Rows:
+        """The answers about samples of several labels, rows of two classes; else the same rows."""
+        if not self.facts.several:
+            return self
+        facts = replace(self.facts, rows=self.facts.judged, classes=2, width=0, several=False)
+        rows = Answers(self.data, self.head)
+        return Rows(rows, None, facts, after=rows, samples=self)
+
     def through(self, calibrator: Calibrator | None) -> Rows:
         """The same rows through a calibrator, whose logits are kept where the rows are."""
         if calibrator is self.calibrator:
             return self
+        if self.samples is not None:
+            logits_of = partial(calibrated_logits, calibrator=calibrator, head=self.samples.head)
+            found = Answers(Through(self.samples.data, logits_of, features=False))
+            return replace(self, calibrator=calibrator, after=found)
         after = self.after
         if after is not None:
             logits_of = partial(calibrated_logits, calibrator=calibrator, head=self.head)
@@ -294,12 +311,14 @@ def reading(
     with torch.no_grad(), evaluating(head):
         if not isinstance(found, Rows):
             found = as_data(found, head)
-            found = Rows(found, head, survey(found, head))
+            found = Rows(found, head, survey(found, head)).answered()
         rows = found.through(calibrator)
-        check_usable(calibrator, rows.facts, head)
+        whole = rows.samples or rows
+        check_usable(calibrator, whole.facts, whole.head)
         if features_for and not rows.facts.width:
             raise InputError(
-                f"{features_for} needs features, and the data holds logits alone: pass what "
+                f"{features_for} needs features of rows with one label, and the data holds logits "
+                "alone or several labels a row: pass what "
                 "featcal.collect(model, loader) gives, or a pack with features"
             )
         with calm(rows.facts.work):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 import torch
@@ -18,6 +19,7 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.files import check_free
 from featcal.core.fit import Mode, StepReport, survey
+from featcal.core.labels import all_labels
 from featcal.core.progress import tell
 from featcal.core.text import NONE, parse
 from featcal.data import Pack
@@ -25,8 +27,9 @@ from featcal.data.files import opened_rows
 from featcal.data.pack import Gate, head_tensors
 from featcal.data.predictions import check_format, write_probs
 from featcal.heads.head import linear_of
-from featcal.metrics.columns import COLUMNS
-from featcal.report.scores import calibrated_logits
+from featcal.metrics.columns import COLUMNS, columns
+from featcal.report import tables
+from featcal.report.scores import Scores, calibrated_logits
 from featcal.report.scores import evaluate as score
 from featcal.report.tables import Table, folded, step_text
 
@@ -60,6 +63,8 @@ def fit(
     check_free(output, overwrite=force)
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
+    if pack.manifest.several and not calibrator.several:
+        calibrator = all_labels(calibrator)
     check_recipe(calibrator, pack, train=train_split is not None)
     check_train(train_split, split)
     train = None if train_split is None else pack.split(train_split)
@@ -148,11 +153,30 @@ def evaluate(pack_path: Path, calibrator_path: Path | None, split: str, bins: in
         single = ((key, value) for key, value in calibrator.named_buffers() if value.numel() == 1)
         values = (f"{key.rpartition('.')[2]}={value.item():.4g}" for key, value in single)
         name = f"{calibrator!r}   {' '.join(values)}".rstrip()
-    rows = ((column.title, column.text(scores.metrics[key])) for key, column in COLUMNS.items())
     recipe = None if calibrator is None else repr(calibrator)
-    return {"recipe": recipe, **scores.as_json()}, [
-        f"{name}, {scores.n:,} rows of {split}",
-        Table("", ("", ""), tuple(rows)),
+    told: dict[str, Any] = {"recipe": recipe, **scores.as_json()}
+    if scores.labels:
+        return told, labels_text(f"{name}, {split}: ", scores, pack.manifest.class_names)
+    rows = ((column.title, column.text(scores.metrics[key])) for key, column in COLUMNS.items())
+    return told, [f"{name}, {scores.n:,} rows of {split}", Table("", ("", ""), tuple(rows))]
+
+
+def labels_text(where: str, scores: Scores, names: Sequence[str] | None) -> list[app.Line]:
+    """Scores of several labels a sample: of all answers, their mean over labels, and of each."""
+    macro = scores.macro
+    rows = (
+        (column.title, column.text(scores.metrics[key]), column.text(macro[key]))
+        for key, column in COLUMNS.items()
+    )
+    shown = columns()
+    each = (
+        (name, *(column.text(one[column.name]) for column in shown))
+        for name, one in zip(names or range(len(scores.labels)), scores.labels, strict=True)
+    )
+    return [
+        where + tables.answers_text(scores),
+        Table("", ("", "all answers", "mean of labels"), tuple(rows)),
+        Table("", ("label", *(c.heading for c in shown)), tuple(tuple(map(str, r)) for r in each)),
     ]
 
 
@@ -160,6 +184,9 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
     """The calibrator in a file, refused where it was fitted to another network than the pack's."""
     calibrator = io.load(path)
     check_recipe(calibrator, pack)
+    if calibrator.several != pack.manifest.several:
+        kind = "several labels" if pack.manifest.several else "one label"
+        raise InputError(f"{path} and {pack.path}: {calibrator!r} is not for {kind} a row")
     try:
         calibrator.check_sizes(classes=pack.manifest.classes, features=pack.manifest.features or 0)
     except InputError as error:
@@ -245,7 +272,8 @@ def _predicted(
             calibrator.check_sizes(features=batch.features.shape[1])
             dtype = head.weight.dtype if isinstance(head, nn.Linear) else batch.features.dtype
             batch = replace(batch, features=batch.features.to(dtype))
-        probs = calibrated_logits(batch, calibrator, head).softmax(1)
+        logits = calibrated_logits(batch, calibrator, head)
+        probs = logits.sigmoid() if calibrator.several else logits.softmax(1)
         calibrator.check_sizes(classes=probs.shape[1])
         check_finite("the probabilities", probs, first_row=row)
         row += len(batch)

@@ -352,8 +352,9 @@ def _source(
     if inputs is None:
         raise InputError(f"the loader {name!r} of {source} is empty: give it rows to compare on")
     told = head or options.get("head")
+    few = _first(inputs, EXAMPLE_ROWS)
     find_path = find_head if calibrator.needs_features else head_or_output
-    place = find_path(network, told, inputs=_first(inputs, EXAMPLE_ROWS))
+    place = find_path(network, told, inputs=few, several=calibrator.several)
     # Where a pack keeps an inner layer, a calibrator of logits alone acts behind the last one.
     layer = options.get("layer") if calibrator.needs_features else None
     return attach(network, calibrator, head=place, layer=layer), inputs, options.get(DYNAMIC)

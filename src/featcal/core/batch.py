@@ -8,6 +8,9 @@ A sigmoid model is met as two classes: its one logit z is the pair (0, z) of a s
 softmax(0, z) = (1 - sigmoid(z), sigmoid(z)). Every method, metric and picture for k classes so
 serves a model with a single output, whose class 1 is the positive one. The shape alone tells such a
 model: one value per row, (n,) or (n, 1).
+
+So is a model with a sigmoid for each of k labels, told by labels of the shape (n, k): a sample then
+stands for k rows of two classes, no and yes, which `answers` gives (see `core/labels.py`).
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Batch:
         logits: (n, k), or None when the head is to compute them from the features. One logit per
             row, (n,) or (n, 1), is that of a sigmoid and is kept as the two logits (0, z).
         labels: (n,) integers, 0 to k - 1; beside single logits also (n, 1), bool or float 0 and 1.
+            Where a sample has any number of the k labels, (n, k) of 0 and 1.
         features: (n, d), the input of the head, or None when only logits are known.
         groups: (n,) integers, the number of the sample a row belongs to, counted over the whole
             data, where a sample has several rows, as an image has pixels; None where each row is a
@@ -74,6 +78,8 @@ class Batch:
         if self.logits is not None and is_single(self.logits):
             object.__setattr__(self, "logits", two_classes(self.logits))
             labels = zero_or_one(labels)
+        elif labels.ndim == 2 and labels.shape[1] > 1:
+            labels = zero_or_one(labels)
         object.__setattr__(self, "labels", labels)
         if self.groups is not None:
             object.__setattr__(self, "groups", checked_groups(self.groups, len(labels)))
@@ -91,7 +97,8 @@ class Batch:
     def from_probs(cls, probs: Tensor, labels: Tensor) -> Batch:
         """A batch of a model that gives probabilities (n, k): their logarithms are its logits.
 
-        Of a binary model the probability of class 1 alone will do, (n,) or (n, 1).
+        Of a binary model the probability of class 1 alone will do, (n,) or (n, 1); beside labels
+        (n, k) probabilities (n, k) are those of a yes to each, and their log-odds the logits.
 
         >>> Batch.from_probs(torch.tensor([[0.25, 0.75]]), torch.tensor([1])).logits.exp()
         tensor([[0.2500, 0.7500]])
@@ -99,7 +106,13 @@ class Batch:
         if not isinstance(probs, Tensor) or probs.ndim not in (1, 2):
             found = tuple(probs.shape) if isinstance(probs, Tensor) else type(probs).__name__
             raise InputError(f"probs are {found}: pass a tensor of shape (n, k), or (n,)")
-        check_probs(probs, slack=PROBS_SLACK, remedy="logits go into Batch(logits, labels)")
+        several = not is_single(probs) and torch.as_tensor(labels).ndim == 2
+        flat = probs.reshape(-1) if several else probs
+        check_probs(flat, slack=PROBS_SLACK, remedy="logits go into Batch(logits, labels)")
+        if several:
+            least = torch.finfo(probs.dtype).tiny
+            no, yes = two_probs(flat).clamp_min(least).log().unbind(1)
+            return cls((yes - no).reshape(probs.shape), labels)
         if is_single(probs):
             labels = zero_or_one(cls(None, labels).labels)
         probs = two_probs(probs)
@@ -407,15 +420,38 @@ def two_probs(probs: Tensor) -> Tensor:
 
 
 def zero_or_one(labels: Tensor) -> Tensor:
-    """Labels as a binary loss takes them, (n,) or (n, 1), bool or float 0 and 1, as (n,) integers.
+    """Labels as a binary loss takes them, bool or float 0 and 1, as integers; (n, 1) as (n,).
 
     Labels that are neither 0 nor 1 stay as they are, for the checks to refuse them.
     """
-    if not is_single(labels):
-        return labels
-    flat = labels.reshape(-1)
+    flat = labels.reshape(-1) if is_single(labels) else labels
     binary = flat.is_floating_point() and bool(((flat == 0) | (flat == 1)).all())
     return flat.long() if binary or flat.dtype == torch.bool else flat
+
+
+def answers(batch: Batch, logits: Tensor, first: int = 0) -> Batch:
+    """The rows that are judged: of a batch with several labels a sample, one for each of them.
+
+    They are rows of two classes, no and yes, the k rows of a sample side by side and of one group.
+
+    Args:
+        batch: any; one with a label per row has its own rows already.
+        logits: (n, k), what to judge.
+        first: the number of the first sample, where samples are counted.
+
+    >>> batch = Batch(torch.tensor([[3.0, -1.0]]), torch.tensor([[1, 0]]))
+    >>> rows = answers(batch, batch.logits)
+    >>> rows.logits.tolist(), rows.labels.tolist(), rows.groups.tolist()
+    ([[0.0, 3.0], [0.0, -1.0]], [1, 0], [0, 0])
+    """
+    if batch.labels.ndim == 1:
+        return unchecked(logits, batch.labels, None, batch.groups)
+    groups = batch.groups
+    if groups is None:
+        groups = torch.arange(first, first + len(batch), device=logits.device)
+    labels = batch.labels.reshape(-1)
+    groups = groups.repeat_interleave(batch.labels.shape[1])
+    return unchecked(two_classes(logits.reshape(-1)), labels, None, groups)
 
 
 def predicted(values: Tensor) -> Tensor:

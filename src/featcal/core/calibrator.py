@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from time import perf_counter
 from typing import Any, ClassVar, Self, final
 
@@ -75,6 +75,8 @@ class Calibrator(nn.Module, ABC):
     jumps: bool = False  # whether a row at an edge of the map may change by a whole step
     alone: bool = False  # whether it is a whole recipe, and no step of one
     quick: str | None = None  # a cheaper method that joint fitting tries in this one's place
+    any_head: bool = False  # whether the logits of several labels, (n, k), may be its rows as well
+    several: bool = False  # whether it is fitted to several labels a sample: see `core/labels.py`
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,6 +135,8 @@ class Calibrator(nn.Module, ABC):
         data = as_data(data, head)
         with evaluating(head), exact():
             facts = survey(data, head)
+            if facts.several != self.several:
+                raise InputError(self._wrong_labels())
             if self.needs_features and not facts.width:
                 raise InputError(f"{self!r} works on features, and the data holds logits alone")
             self._apply(partial(trainable, device=facts.device))
@@ -170,6 +174,14 @@ class Calibrator(nn.Module, ABC):
             if step.warning:
                 warnings.warn(step.warning, CalibrationWarning, stacklevel=4)
         return self
+
+    def _wrong_labels(self) -> str:
+        if self.several:
+            return f"{self!r} is for labels (n, k), several a sample: give the recipe inside alone"
+        return (
+            f"labels are (n, k), several a sample, and {self!r} is for one: fit "
+            f'featcal.parse("all_labels({self!r})"), or per_label(...) for own values of each'
+        )
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments, as given."""
@@ -305,6 +317,8 @@ class Calibrator(nn.Module, ABC):
 class FeatureMap(Calibrator):
     """Acts on features, before the head."""
 
+    any_head = True
+
     @abstractmethod
     def map_features(self, features: Tensor) -> Tensor:
         """(n, d) -> (n, d)."""
@@ -392,7 +406,10 @@ class Pipeline(Calibrator):
                     f"features, before the head, and {left.name} on what leaves it; "
                     f"write {right.name} | {left.name}"
                 )
+        if len({step.several for step in flat}) > 1:
+            raise InputError(f"{' | '.join(map(repr, flat))}: give all steps to all_labels(...)")
         self.steps = nn.ModuleList(flat)
+        self.several = flat[0].several
         self.takes_features = any(step.takes_features for step in flat)
         self.needs_train = any(step.needs_train for step in flat)
         self.keeps_accuracy = all(step.keeps_accuracy for step in flat)
@@ -417,4 +434,9 @@ class Pipeline(Calibrator):
         return run_steps(self.steps_in_order(), problem, "joint")
 
     def __repr__(self) -> str:
-        return " | ".join(map(repr, self.steps_in_order()))
+        steps = self.steps_in_order()
+        if not self.several:
+            return " | ".join(map(repr, steps))
+        runs = groupby(steps, lambda step: step.name)  # all_labels(clip | temperature)
+        texts = ((name, " | ".join(repr(one.step) for one in run)) for name, run in runs)
+        return " | ".join(f"{name}({text})" for name, text in texts)

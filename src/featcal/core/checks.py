@@ -277,7 +277,34 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
                     f"be floating point, ({len(batch)}, ...), one row per label"
                 )
             check_finite(name, values, first_row=first_row)
-    checked_labels(batch.labels, classes, first_row=first_row)
+    if batch.labels.ndim == 1:
+        checked_labels(batch.labels, classes, first_row=first_row)
+    else:
+        check_multi_hot(batch.labels, classes, first_row=first_row)
+
+
+def check_multi_hot(labels: Tensor, classes: int, *, first_row: int = 0) -> None:
+    """Refuses labels (n, ...) that are not 0 or 1 for each class.
+
+    >>> check_multi_hot(torch.tensor([[0, 1], [2, 0]]), 2)
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: labels are neither 0 nor 1 in row 1: say of each label whether \
+the sample has it
+    """
+    kinds = labels.is_floating_point() and labels.numel() > 0, labels.is_complex()
+    if any(kinds) or labels.shape[1:] != (classes,):
+        raise InputError(
+            f"labels have shape {tuple(labels.shape)} and type {labels.dtype}, and there are "
+            f"{classes} classes: give one integer per row (labels.argmax(1) of one-hot ones, "
+            "labels[:, 0] of a single column), or of several labels per sample (rows, "
+            f"{classes}) of 0 and 1"
+        )
+    wrong = ((labels < 0) | (labels > 1)).any(1).nonzero().flatten()
+    if len(wrong):
+        raise InputError(
+            f"labels are neither 0 nor 1 in {rows_text(wrong, first_row)}: say of each label "
+            "whether the sample has it"
+        )
 
 
 def check_same(logits: Tensor, stored: Tensor) -> None:

@@ -30,6 +30,7 @@ from featcal.core.batch import (
     Data,
     Head,
     Through,
+    answers,
     bin_sums,
     predicted,
     stored_logits,
@@ -106,8 +107,11 @@ class Loss:
         return replace(self, sums=lambda logits, batch: self.sums(change(logits), batch))
 
     def __call__(self, logits: Tensor, batch: Batch) -> Tensor:
-        """The sums over one batch."""
-        return self.sums(logits, batch)
+        """The sums over one batch; over all labels of its samples where they have several."""
+        if batch.labels.ndim == 1:
+            return self.sums(logits, batch)
+        rows = answers(batch, logits)
+        return self.sums(stored_logits(rows), rows)
 
 
 def _nll_sums(logits: Tensor, batch: Batch) -> Tensor:
@@ -174,7 +178,7 @@ def measure(data: Data, *losses: Loss) -> list[float]:
     found = []  # on the device, which is not waited for before the pass ends
     for batch in data:
         found.append(torch.cat([loss(stored_logits(batch), batch) for loss in losses]))
-        sums[-1] += len(batch)
+        sums[-1] += batch.labels.numel()
     for part in found:
         sums[:-1] += part.cpu()
     *totals, rows = torch.split(dist.total(sums), [*sizes, 1])
@@ -190,11 +194,17 @@ class Facts:
     width: int  # features per row, 0 when there are only logits
     device: torch.device
     groups: int = 0  # samples the rows belong to; 0 where each row is one
+    several: bool = False  # whether a row has any number of labels: (n, k) of 0 and 1
 
     @property
     def samples(self) -> int:
         """Those that are independent of each other."""
         return self.groups or self.rows
+
+    @property
+    def judged(self) -> int:
+        """Rows of two classes or more: of several labels a row, one for each."""
+        return self.rows * (self.classes if self.several else 1)
 
     @property
     def work(self) -> int:
@@ -207,9 +217,9 @@ def survey(data: Data, head: Head | None) -> Facts:
     if isinstance(data, Chunked) and data.surveyed is not None and data.surveyed[0] is head:
         return data.surveyed[1]
     refused: InputError | None = None
-    local = Facts(0, 0, 0, torch.device("cpu"))
+    local, one_hot = Facts(0, 0, 0, torch.device("cpu")), True
     try:
-        local = _local_facts(data, head)
+        local, one_hot = _local_facts(data, head)
     except InputError as error:
         refused = error
     # All processes leave together: one that raises alone would leave the others waiting for it.
@@ -221,37 +231,45 @@ def survey(data: Data, head: Head | None) -> Facts:
     rows, groups = dist.total(torch.tensor([local.rows, local.groups])).tolist()
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
-    classes, width = dist.largest(torch.tensor([local.classes, local.width])).tolist()
-    facts = Facts(rows, classes, width, local.device, groups)
+    known = [local.classes, local.width, int(local.several), int(not one_hot)]
+    classes, width, several, any_number = dist.largest(torch.tensor(known)).tolist()
+    if several and not any_number:
+        raise InputError(
+            f"labels are ({rows}, {classes}) with a single 1 in every row, so that each sample has "
+            "one class: pass labels.argmax(1)"
+        )
+    facts = Facts(rows, classes, width, local.device, groups, bool(several))
     if isinstance(data, Chunked):
         data.surveyed = head, facts
     return facts
 
 
-def _local_facts(data: Data, head: Head | None) -> Facts:
-    """What this process's own rows tell."""
+def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool]:
+    """What this process's own rows tell, and whether labels (n, k) have one 1 in each."""
     rows, classes, width, device = 0, 0, 0, torch.device("cpu")
     first: list[int | None] = []
     groups: set[int] = set()
+    one_hot = True
     for batch in data:
         parts = (batch.features, batch.logits)
         sizes = [None if part is None else part.shape[-1] for part in parts]
-        sizes.append(None if batch.groups is None else 1)
+        sizes += [None if batch.groups is None else 1, batch.labels[:1].numel()]
         if rows == 0 and len(batch):
             first, classes, device = sizes, _classes(batch, head), batch.labels.device
             width = sizes[0] or 0
         check_batch(batch, classes=classes, first_row=rows)
+        one_hot = one_hot and batch.labels.ndim == 2 and bool((batch.labels.sum(1) == 1).all())
         if len(batch) and sizes != first:
-            here, there = (
-                "{} features, {} logits and {} groups".format(*one) for one in (sizes, first)
-            )
+            words = "{} features, {} logits, {} groups and {} labels"
+            here, there = (words.format(*one) for one in (sizes, first))
             raise InputError(
                 f"the batch from row {rows} on has {here} per row and the first batch has {there}: "
                 "give every batch the same"
             )
         rows += len(batch)
         groups.update([] if batch.groups is None else batch.groups.tolist())
-    return Facts(rows, classes, width, device, len(groups))
+    several = rows > 0 and first[-1] != 1
+    return Facts(rows, classes, width, device, len(groups), several), one_hot
 
 
 @torch.no_grad()
@@ -346,7 +364,7 @@ def cautious(problem: Problem, right: float) -> Problem:
         problem: with the plain loss.
         right: the share of rows that the network gets right.
     """
-    rows = problem.facts.rows
+    rows = problem.facts.judged
     weight = 1 - round((1 - right) * rows) / FEW
     if weight <= 0 or measure(problem.data, Loss("", _sharpness_sums))[0] >= 0:
         return problem

@@ -155,7 +155,8 @@ def hashed_sample(
     def lowest(batch: Batch) -> Batch:
         """By hash, then by label: rows alike in both are taken for copies."""
         assert batch.features is not None
-        by_label = batch.labels.argsort(stable=True)
+        labels = batch.labels if batch.labels.ndim == 1 else batch.labels.sum(1)
+        by_label = labels.argsort(stable=True)
         order = by_label[row_hash(batch.features)[by_label].argsort(stable=True)]
         return batch.rows(order[:most])  # copies, so that the chunk can go
 

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar, final
 
 from featcal.core.calibrator import METHODS, Calibrator
 from featcal.core.checks import InputError
+from featcal.core.labels import LABELS, followed
 
 Made = TypeVar("Made")
 
@@ -29,7 +30,8 @@ NO_LITERAL = (ValueError, TypeError, SyntaxError, RecursionError, MemoryError)
 def parse(text: str) -> Calibrator:
     """The fresh calibrator a recipe describes; `repr` of a calibrator gives the recipe back.
 
-    The grammar is Python's: names, calls with literal keyword arguments, and `|`.
+    The grammar is Python's: names, calls with literal keyword arguments, and `|`; `all_labels` and
+    `per_label` take a recipe.
 
     Raises:
         InputError: naming what cannot be read.
@@ -38,7 +40,9 @@ def parse(text: str) -> Calibrator:
     def steps(node: ast.expr, text: str) -> Calibrator:
         match node:
             case ast.BinOp(left, ast.BitOr(), right):
-                return steps(left, text) | steps(right, text)
+                return followed(steps(left, text), steps(right, text))
+            case ast.Call(ast.Name(name), [inner], []) if name in LABELS:
+                return LABELS[name](steps(inner, text))
         return RECIPES.one(node, text)
 
     return RECIPES.read(text, steps)

@@ -179,7 +179,8 @@ class Collector:
             self.example = inputs
             strict = self.strict or self.layer is not None
             find_path = find.find_head if strict else find.head_or_output
-            self.path = find_path(self.model, self.told, inputs=inputs)
+            several = labels.ndim == 2 and labels.shape[1] > 1
+            self.path = find_path(self.model, self.told, inputs=inputs, several=several)
         if isinstance(inputs, Mapping):
             labels = next_tokens(inputs.get("input_ids"), labels, self.ignore_index)
         seen = self._seen(inputs, labels, first)

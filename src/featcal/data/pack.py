@@ -41,8 +41,9 @@ FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")
 # The type of each tensor in the manifest, and the same type in a safetensors header.
 FLOATS = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
 INTEGERS = {"uint8": "U8", "int16": "I16", "int32": "I32", "int64": "I64"}
+MULTI_HOT = {"multi_hot": "U8"}  # labels (rows, classes) of 0 and 1: a row may have several
 TENSORS = {
-    **{"features": FLOATS, "labels": INTEGERS, "logits": FLOATS},
+    **{"features": FLOATS, "labels": INTEGERS | MULTI_HOT, "logits": FLOATS},
     "groups": {"int64": INTEGERS["int64"]},
 }
 SHARD_ROWS = 65_536
@@ -137,6 +138,7 @@ class Pack:
             head: Expected = {"weight": ((classes, features), floats), "bias": ((classes,), floats)}
             _check_file(path, manifest.head, head)
         columns = {"features": (features,), "labels": (), "logits": (classes,), "groups": ()}
+        columns |= {"labels": (classes,)} if manifest.several else {}
         for shard in (shard for shards in manifest.splits.values() for shard in shards):
             expected: Expected = {
                 name: ((shard.rows, *columns[name]), TENSORS[name][dtype])
@@ -296,6 +298,11 @@ class Manifest:
         for what, value in texts.items():
             if not isinstance(value, str):
                 raise InputError(f"{what} is {value!r}: it must be text")
+
+    @property
+    def several(self) -> bool:
+        """Whether a row may have several labels."""
+        return self.dtypes["labels"] in MULTI_HOT
 
     def rows(self, split: str) -> int:
         """The rows of one split."""
@@ -500,7 +507,7 @@ def layout_of(batch: Batch, classes: int) -> Layout:
     features, logits = batch.features, batch.logits
     fits = (name for name in INTEGERS if torch.iinfo(getattr(torch, name)).max >= classes - 1)
     dtypes = {} if features is None else {"features": _dtype(features)}
-    dtypes["labels"] = next(fits)
+    dtypes["labels"] = next(fits) if batch.labels.ndim == 1 else next(iter(MULTI_HOT))
     if logits is not None:
         classes, dtypes["logits"] = logits.shape[1], _dtype(logits)
     if batch.groups is not None:
@@ -547,7 +554,8 @@ class Gate:
         assert self.layout is not None
         dtypes = self.layout["dtypes"]
         tensors = {key: torch.cat([getattr(part, key) for part in batches]) for key in dtypes}
-        tensors["labels"] = tensors["labels"].to(getattr(torch, dtypes["labels"]))
+        kind = "uint8" if dtypes["labels"] in MULTI_HOT else dtypes["labels"]
+        tensors["labels"] = tensors["labels"].to(getattr(torch, kind))
         path = folder / f"{split}-{number:05d}.safetensors"
         return save_part(path, tensors, rows=len(tensors["labels"]))
 

@@ -306,12 +306,13 @@ def scored(kind: Kind, values: Tensor, labels: Tensor, place: Callable[[int], st
     Args:
         kind: what the values are.
         values: the scores.
-        labels: (n,) integers.
+        labels: (n,) integers, or (n, k) of 0 and 1.
         place: what to call a row, by its number in `values`, when it is refused.
     """
     if kind == "logits":
         return Batch(values, labels)
-    check_probs(values.double(), slack=PROBS_SLACK, place=place)
+    if labels.ndim == 1:
+        check_probs(values.double(), slack=PROBS_SLACK, place=place)
     batch = Batch.from_probs(values.double().clamp(0, 1), labels)
     # A probability that is 0 as stored becomes the smallest one the type could tell from 0; for
     # wider types it is that of float32, so that the same numbers give the same pack.

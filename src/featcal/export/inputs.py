@@ -21,6 +21,8 @@ from featcal.core.checks import InputError
 from featcal.heads.attach import CalibratedOutput
 from featcal.heads.find import (
     AS_IT_IS,
+    LINKS,
+    LINKS_OF_ANY,
     check_bare,
     check_not_multilabel,
     class_axis,
@@ -202,10 +204,12 @@ class Output:
     Attributes:
         place: where it is among the tensors that the model gives.
         name: "logits", or "probabilities" where the model ends in a softmax or sigmoid.
+        several: whether each of the k values has a sigmoid of its own: several labels a sample.
     """
 
     place: int = 0
     name: str = LOGITS
+    several: bool = False
 
     def of(self, given: object) -> Tensor:
         """The tensor in what the model gives."""
@@ -216,15 +220,14 @@ class Output:
         if self.name == PROBABILITIES:
             return values
         axis = _class_axis(values)
-        return (
-            values.sigmoid()
-            if values.ndim == 1 or values.shape[axis] == 1
-            else values.softmax(axis)
-        )
+        single = self.several or values.ndim == 1 or values.shape[axis] == 1
+        return values.sigmoid() if single else values.softmax(axis)
 
     def predicted(self, values: Tensor) -> Tensor:
-        """The predicted class of each row (n, k); k = 1 for the value of class 1 alone."""
+        """The predicted class of each row (n, k), or its labels; k = 1 for class 1 alone."""
         middle = 0.5 if self.name == PROBABILITIES else 0.0
+        if self.several:
+            return values > middle
         return values[:, 0] > middle if values.shape[1] == 1 else values.argmax(1)
 
     def rows(self, values: Tensor) -> Tensor:
@@ -281,9 +284,14 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
         raise InputError(f"the model gives a {type(given).__name__} without logits: {REMEDY}")
     made: list[tuple[str, Output]] = []  # layers, and the tensors each was seen to make
     found = [(path, left) for path, _, left in calls if path in layers and left is not None]
+    wrapped = (part for part in model.modules() if isinstance(part, Wrapper))
+    several = any(head.calibrator.several for head in wrapped)
+    known = LINKS_OF_ANY if several else LINKS
     for path, left in found:
-        links = {place: link_between(left, tensor) for place, tensor in tensors.items()}
-        made += [(path, Output(p, HELD[link])) for p, link in links.items() if link is not None]
+        links = {p: link_between(left, tensor, of_more=known) for p, tensor in tensors.items()}
+        made += [
+            (path, Output(p, HELD[link], several)) for p, link in links.items() if link is not None
+        ]
     for path, left in found:
         if left.ndim == 3 and left.shape[2] > 1 and channels(model.get_submodule(path), left) == -2:
             raise InputError(f"{path!r} gives logits as (n, k, t): let the model give (n, t, k)")
@@ -305,7 +313,7 @@ def proved_output(model: nn.Module, inputs: Inputs) -> Output:
                 f"the model gives a tensor of shape {shape} that no layer was seen to make: let it "
                 "give (n, k), or calibrate it first"
             )
-        output = Output(place, _guessed(tensors[place]))
+        output = Output(place, _guessed(tensors[place]), several)
     if output.name == NEITHER:
         raise InputError("the model gives log-sigmoids: let it give its logits, or their sigmoid")
     output.rows(tensors[output.place])  # refused here, before the exporter's long work

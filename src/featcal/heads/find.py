@@ -40,21 +40,34 @@ HARMLESS = (*INERT, nn.Flatten, nn.LogSigmoid, nn.LogSoftmax, nn.Sigmoid, nn.Sof
 AS_IT_IS = "identity"
 LINKS_OF_ONE: Links = {"sigmoid": torch.sigmoid, "logsigmoid": nn.functional.logsigmoid}
 LINKS: Links = {"softmax": lambda z: z.softmax(-1), "log_softmax": lambda z: z.log_softmax(-1)}
+LINKS_OF_ANY = {**LINKS, **LINKS_OF_ONE}  # where a sample may have several labels
 
 
 class NoHead(InputError):
     """No linear layer makes the model's output: there are logits, and no features."""
 
 
-def head_or_output(model: nn.Module, head: str | None = None, *, inputs: Any) -> str:  # noqa: ANN401
+def head_or_output(
+    model: nn.Module,
+    head: str | None = None,
+    *,
+    inputs: Any,  # noqa: ANN401
+    several: bool = False,
+) -> str:
     """The path of the last layer; OUTPUT where no linear layer makes the model's output."""
     try:
-        return find_head(model, head, inputs=inputs)
+        return find_head(model, head, inputs=inputs, several=several)
     except NoHead:
         return OUTPUT
 
 
-def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) -> str:  # noqa: ANN401
+def find_head(
+    model: nn.Module,
+    head: str | None = None,
+    *,
+    inputs: Any = None,  # noqa: ANN401
+    several: bool = False,
+) -> str:
     """The dotted path of the classifier's last layer.
 
     In this order: the path given; timm's `get_classifier`; the usual names (`classifier`, `score`,
@@ -65,6 +78,7 @@ def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) 
         model: the trained classifier; wrap it for DDP, FSDP or `torch.compile` afterwards.
         head: the path, where it is known; "" for the model's output, whatever makes it.
         inputs: one batch of the model's inputs: a tensor, a tuple of arguments, or a mapping.
+        several: whether a sample may have several labels, so that a sigmoid may follow the logits.
 
     Raises:
         InputError: when no layer will do; it lists the candidates.
@@ -77,7 +91,8 @@ def find_head(model: nn.Module, head: str | None = None, *, inputs: Any = None) 
     layers = _candidates(model)
     path, bare = _guess(model, layers) if head is None else (head, False)
     if inputs is not None:
-        path = _proved(model, inputs, path, told=head is not None, bare=bare)
+        told = head is not None
+        path = _proved(model, inputs, path, told=told, bare=bare, several=several)
     if path is None:
         what = "several classifiers" if layers else "no linear layer"
         raise InputError(f"the model has {what}: pass head=, the path of its last layer")
@@ -188,7 +203,9 @@ def _goes_on(module: object) -> bool:
 
 
 @torch.no_grad()
-def _proved(model: nn.Module, inputs: object, guess: str | None, *, told: bool, bare: bool) -> str:
+def _proved(
+    model: nn.Module, inputs: object, guess: str | None, *, told: bool, bare: bool, several: bool
+) -> str:
     """The layer whose output is the model's: the guess if it is one, else the last one called.
 
     Where nothing but its place speaks for the guess, and layers make outputs of their own, it is
@@ -199,7 +216,11 @@ def _proved(model: nn.Module, inputs: object, guess: str | None, *, told: bool, 
     with undisturbed(model), watched(model, paths, few_rows) as calls:
         output = outputs_in(run(model, inputs))
     found = {path: given for path, _, given in calls if isinstance(given, Tensor)}
-    made = {p: [link_between(given, z) is not None for z in output] for p, given in found.items()}
+    links = LINKS_OF_ANY if several else LINKS
+    made = {
+        path: [link_between(given, z, of_more=links) is not None for z in output]
+        for path, given in found.items()
+    }
     makers = [path for path, outputs in made.items() if any(outputs)]
     if bare and len({tuple(made[path]) for path in makers}) > 1:
         raise InputError(
@@ -400,6 +421,6 @@ def check_not_multilabel(found: dict[str, Tensor], output: list[Tensor]) -> None
         if any(link_between(given, tensor, {}, LINKS_OF_ONE) for tensor in output):
             raise InputError(
                 f"the model's output is a sigmoid of each of the logits of {path!r}, so that a "
-                "sample may be of several classes, and a softmax over them means nothing: "
-                "calibrate one class at a time, as Batch(logits[:, j], labels[:, j])"
+                "sample may be of several classes, and a softmax over them means nothing: give "
+                "labels (n, k) of 0 and 1, which say of each class whether the sample is of it"
             )

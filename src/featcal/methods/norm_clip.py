@@ -52,6 +52,7 @@ class NormClip(Calibrator):
     symbols: ClassVar[dict[str, str]] = {"threshold": "c"}
     keeps_accuracy = True
     quick = "temperature"
+    any_head = True
     threshold: Tensor
 
     def __init__(self) -> None:

@@ -11,6 +11,8 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any, final
 
+import torch
+
 from featcal import analysis
 from featcal.analysis.base import Rows, reading
 from featcal.analysis.reliability import claims
@@ -116,11 +118,11 @@ class Content:
             files = {f"calibrator {place}": one for place, one in enumerate(files, start=1)}
         asked: dict[str, Any] = {"bins": bins, "resamples": resamples, "seed": seed}
         with scene.calmly():
-            found = compare(scene.fit, scene.seen.data, list(chosen), scene.head, **asked)
+            found = compare(scene.fit, scene.samples, list(chosen), scene.head, **asked)
             rows = list(found.rows)
             for file, calibrator in track("scoring calibrators", list(files.items())):
                 started = perf_counter()
-                scores = evaluate(scene.seen.data, calibrator, scene.head, **asked)
+                scores = evaluate(scene.samples, calibrator, scene.head, **asked)
                 name, spent = f"{calibrator!r}{FROM}{file}", perf_counter() - started
                 rows.append(Row(name, calibrator, scores, spent))
             name = pack.path.resolve().name
@@ -144,7 +146,7 @@ class Content:
                 unknown=unknown,
             )
             summary, units, values = Summary.of(Facts(found, place)), None, None
-            if scene.has_features:
+            if scene.shows_features:
                 units = analysis.UnitMeans.of(scene.seen, groups=scene.groups, seed=seed)
                 kind: Any = {"groups": scene.groups, "signed": units.absolute}
                 values = analysis.FeatureValues.of(scene.seen, **kind)
@@ -159,7 +161,7 @@ class Content:
                 units,
                 values,
                 sweeps_of(scene, found),
-                () if scene.has_features else (words().no_features,),
+                scene.notes,
                 {
                     "pack": {**pack.summary(), "path": str(pack.path), "sha256": manifest},
                     "command": command or f"featcal report {typed} -o report.html",
@@ -293,6 +295,33 @@ class Scene:
         """Whether recipes that work on features can be fitted."""
         return self.head is not None and self.pack.manifest.features is not None
 
+    @property
+    def several(self) -> bool:
+        """Whether samples have several labels, and rows are the answers about each."""
+        return self.pack.manifest.several
+
+    @property
+    def shows_features(self) -> bool:
+        """Whether there are figures of features; one of an answer would be that of the sample."""
+        return self.has_features and not self.several
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is missing, and why."""
+        if self.shows_features:
+            return ()
+        return (words().several_labels if self.several else words().no_features,)
+
+    @property
+    def samples(self) -> Data:
+        """What is scored, as the network gives it."""
+        return (self.seen.samples or self.seen).data
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What is predicted of a row."""
+        return ("no", "yes") if self.several else self.pack.manifest.class_names
+
 
 @final
 @dataclass(frozen=True, eq=False)
@@ -321,6 +350,10 @@ class Entry:
     def of(cls, scene: Scene, row: Row, file: str = "") -> Entry:
         """Looks at the scored rows through a fitted recipe."""
         names, bins = scene.pack.manifest.class_names, scene.bins
+        by_label: dict[str, Any] = {}
+        if scene.several:
+            labels = torch.arange(len(scene.groups)) % scene.pack.manifest.classes
+            by_label = {"groups": labels, "by": "label"}
         with reading(scene.seen, calibrator=row.calibrator) as rows:
             return cls(
                 row,
@@ -329,7 +362,7 @@ class Entry:
                 analysis.ConfidentCounts.of_rows(rows),
                 analysis.EntropyGrowth.of_rows(rows, groups=scene.groups),
                 analysis.ChangedPredictions.of_rows(rows),
-                analysis.GroupCalibration.of_rows(rows, names=names, bins=bins),
+                analysis.GroupCalibration.of_rows(rows, names=names, bins=bins, **by_label),
             )
 
     @property
@@ -390,7 +423,7 @@ def origins(scene: Scene, found: Comparison, files: int) -> tuple[tuple[int, ...
 
     def fitted_on(row: Row, raw: Scores) -> bool:
         return any(
-            report.rows == raw.n
+            report.rows == raw.samples
             and math.isclose(
                 report.loss_before, raw.metrics.get(report.loss, math.nan), rel_tol=SAME
             )
@@ -430,7 +463,7 @@ def sweeps_of(scene: Scene, rows: Iterable[Row]) -> tuple[analysis.ClipSweep, ..
         scene: the scored rows.
         rows: fitted recipes; those that begin with a clip tell where it ended, and what follows.
     """
-    if not scene.has_features:
+    if not scene.shows_features:
         return ()
     given = {row.recipe: clipped(row.calibrator)[0] for row in rows}
     known = {recipe: one for recipe, one in given.items() if one is not None}

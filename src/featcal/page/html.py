@@ -222,7 +222,7 @@ def page_tables(content: Content) -> dict[str, Table]:
     made = [report.choice for row in own for report in row.reports]
     found += [choice_table(step) for step in made if step is not None][:1]
     if len(most.rows):
-        found.append(examples_table(most, content.scene.pack.manifest.class_names))
+        found.append(examples_table(most, content.scene.class_names))
     return {table.name: table for table in found}
 
 
@@ -357,10 +357,10 @@ def classes_table(before: GroupCalibration, after: GroupCalibration) -> Table:
             known = Cell(f"{gap:+.1f}", gap, _span(f"{low:+.1f}", f"{high:+.1f}"))
             cells.append(Cell("none", small="no longer predicted") if math.isnan(gap) else known)
         rows.append(tuple(cells))
-    table = Table.of("classes", rows)
+    table = Table.of("labels" if before.by == "label" else "classes", rows)
     *heads, last = table.heads
     heads += [replace(last, hint=last.hint % after.recipe)] if len(both) > 1 else []
-    return replace(table, heads=tuple(heads))
+    return replace(table, name="classes", heads=tuple(heads))
 
 
 def _recipe(recipe: str) -> Cell:

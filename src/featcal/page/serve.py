@@ -62,7 +62,7 @@ class Live:
         with scene.calmly():
             if name not in self.known:
                 asked = {key: own.settings[key] for key in ("bins", "resamples", "seed")}
-                found = compare(scene.fit, scene.seen.data, [name], scene.head, **asked)
+                found = compare(scene.fit, scene.samples, [name], scene.head, **asked)
                 self.known[name] = found[0]
             row = self.known[name]
             entry, (clip, why) = Entry.of(scene, row), clipped(row.calibrator)

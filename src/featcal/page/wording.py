@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 ASSETS = Path(__file__).parent / "assets"
-CAUTIONS = ("scored_on_its_rows", "unknown_rows", "few_scored", "few_fitted", "no_intervals")
+CAUTIONS = (
+    "answers",
+    "scored_on_its_rows",
+    "unknown_rows",
+    "few_scored",
+    "few_fitted",
+    "no_intervals",
+)
 
 
 @final
@@ -211,6 +218,8 @@ def named(recipes: str | Iterable[str]) -> str:
 
     >>> named("clip(min_accuracy=0.99) | temperature")
     'feature clipping (min_accuracy=0.99) followed by temperature scaling'
+    >>> named("per_label(vector(ridge=0))")
+    'vector scaling (ridge=0), with own values for each label'
     >>> named(["clip", "vector", "matrix"])
     'feature clipping, vector scaling and matrix scaling'
     """
@@ -218,6 +227,10 @@ def named(recipes: str | Iterable[str]) -> str:
         *most, last = map(named, recipes)
         return " and ".join(filter(None, [", ".join(most), last]))
     steps, where, file = recipes.partition(FROM)
+    whole = re.fullmatch(r"(all_labels|per_label)\(((?:[^()]|\([^()]*\))*)\)", steps)
+    if whole:
+        own = ", with own values for each label" if whole[1] == "per_label" else ""
+        return f"{named(whole[2])}{own}{where}{file}"
     known: dict[str, str] = words().steps
     told = []
     for step in steps.split(" | "):

@@ -19,6 +19,7 @@ from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.calibrator import Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
+from featcal.core.labels import Answers, suited
 from featcal.core.progress import track
 from featcal.core.sample import Folds
 from featcal.core.text import NONE, parse
@@ -118,8 +119,10 @@ def compare(
     scored = as_data(fit_data if test_data is None else test_data, head)
     with evaluating(head):
         facts = survey(scored, head)
-        drawn = Resamples.of(scored, head, facts.rows, resamples, seed) if resamples else None
-    first = first_row(scored)
+        first = first_row(scored)
+        rows_drawn = Answers(scored, head, first) if facts.several else scored
+        drawn = Resamples.of(rows_drawn, head, facts.judged, resamples, seed) if resamples else None
+    calibrators = [None if one is None else suited(one, facts) for one in calibrators]
     dealt = None
     if folds is not None:
         if not 2 <= whole_number(folds) <= facts.samples:
@@ -141,7 +144,7 @@ def compare(
     rows = []
     for name, calibrator in track("fitting recipes", list(zip(names, calibrators, strict=True))):
         fitted = [None if calibrator is None else fit.fit(calibrator) for fit in fits]
-        bootstrap = None if drawn is None else Bootstrap(drawn, first, bins)
+        bootstrap = None if drawn is None else Bootstrap(drawn, first_row(rows_drawn), bins)
         started = perf_counter()
         with torch.no_grad(), evaluating(head):
             if dealt is not None:
@@ -217,7 +220,7 @@ class Row:
         return {
             "recipe": self.recipe,
             "n": self.scores.n,
-            "metrics": self.scores.as_json()["metrics"],
+            **{k: v for k, v in self.scores.as_json().items() if k != "n"},
             "intervals": intervals or None,
             **({"few_wrong": True} if intervals and self.scores.few_wrong else {}),
             "fit": fits[0] if fits and not self.folds else None,

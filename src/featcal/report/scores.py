@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import isnan, nan
 from operator import add
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from featcal.core.batch import Batch, Data, Head, as_data, head_of, raw_logits, wide
+from featcal.core.batch import (
+    Batch,
+    Data,
+    Head,
+    answers,
+    as_data,
+    head_of,
+    raw_logits,
+    stored_logits,
+    wide,
+)
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
+from featcal.core.labels import Answers
 from featcal.core.progress import calm
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
@@ -50,6 +62,8 @@ class Scores:
         replicates: name -> (1 + b,) the metric where `Resamples` are centred, then on each of them;
             empty without resamples.
         chance: name -> what chance alone does to a binned error, see `Bootstrap.chance`.
+        labels: of each label the metrics of its rows alone, where samples have several labels; n
+            and the metrics are then those of all rows, one for each label of each sample.
     """
 
     n: int
@@ -57,6 +71,18 @@ class Scores:
     bins: Bins
     replicates: dict[str, Tensor] = field(default_factory=dict, repr=False)
     chance: dict[str, Chance] = field(default_factory=dict, repr=False)
+    labels: tuple[dict[str, float], ...] = field(default=(), repr=False)
+
+    @property
+    def samples(self) -> int:
+        """Samples scored, each of which has one row or as many as there are labels."""
+        return self.n // max(len(self.labels), 1)
+
+    @property
+    def macro(self) -> dict[str, float]:
+        """Name -> the mean over labels, of those where the metric is defined."""
+        known = {k: [one[k] for one in self.labels if not isnan(one[k])] for k in self.metrics}
+        return {k: sum(v) / len(v) if v else nan for k, v in known.items()} if self.labels else {}
 
     @property
     def few_wrong(self) -> bool:
@@ -77,7 +103,10 @@ class Scores:
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal eval --json` prints it."""
-        return plain({"n": self.n, "metrics": self.metrics})  # type: ignore[no-any-return]
+        found: dict[str, Any] = {"n": self.n, "metrics": self.metrics}
+        if self.labels:
+            found |= {"samples": self.samples, "macro": self.macro, "labels": list(self.labels)}
+        return plain(found)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
@@ -109,14 +138,18 @@ def evaluate(
         check_usable(calibrator, facts, head)
         bootstrap = None
         if checked_resamples(resamples):
-            drawn = Resamples.of(data, head, facts.rows, resamples, seed)
-            bootstrap = Bootstrap(drawn, first_row(data), bins)
+            rows = Answers(data, head, first_row(data)) if facts.several else data
+            drawn = Resamples.of(rows, head, facts.judged, resamples, seed)
+            bootstrap = Bootstrap(drawn, first_row(rows), bins)
         parts = ((batch, calibrated_logits(batch, calibrator, head)) for batch in data)
         return score(parts, facts, bins, bootstrap)
 
 
 def check_usable(calibrator: Calibrator | None, facts: Facts, head: Head | None) -> None:
-    """Refuses a calibrator that needs features where there are none."""
+    """Refuses a calibrator of other labels, or that needs features where there are none."""
+    if calibrator is not None and calibrator.several != facts.several:
+        what = "several labels a sample, (n, k)" if facts.several else "one label a row"
+        raise InputError(f"{calibrator!r} was not made for data with {what}: fit it to such data")
     ready = head is not None and facts.width > 0
     if calibrator is not None and calibrator.needs_features and not ready:
         raise InputError(f"{calibrator!r} works on features: pass data with features, and head=")
@@ -127,8 +160,9 @@ def score(
 ) -> Scores:
     """Scores batches with their calibrated logits; every rank gets the scores of all rows."""
 
-    def summaries(logits: Tensor, labels: Tensor) -> tuple[Any, ...]:
-        seen = Predictions.of(logits=logits, labels=labels)
+    def summaries(rows: Batch, bootstrap: Bootstrap | None = None) -> tuple[Any, ...]:
+        logits = stored_logits(rows)
+        seen = Predictions.of(logits=logits, labels=rows.labels)
         if bootstrap is not None:
             bootstrap.add(logits, seen)
         return (
@@ -139,13 +173,24 @@ def score(
         )
 
     # A rank without rows takes part in the sums, too.
-    found = summaries(torch.zeros(0, facts.classes), torch.zeros(0, dtype=torch.int64))
+    labels = facts.classes if facts.several else 0
+    none = Batch(torch.zeros(0, 2 if labels else facts.classes), torch.zeros(0, dtype=torch.int64))
+    found, each = summaries(none, bootstrap), [summaries(none) for _ in range(labels)]
     with calm(facts.work):
         for batch, logits in parts:
-            found = tuple(map(add, found, summaries(logits, batch.labels)))
-    known = {type(one): one.reduced() for one in found}
-    metrics = {name: COLUMNS[name].of(known[COLUMNS[name].summary], bins) for name in ORDER}
-    scores = Scores(int(known[Bins].n), metrics, known[Bins])
+            rows = answers(batch, logits)
+            found = tuple(map(add, found, summaries(rows, bootstrap)))
+            for label, so_far in enumerate(each):
+                mine = rows.rows(slice(label, None, labels))
+                each[label] = tuple(map(add, so_far, summaries(mine)))
+
+    def told(sums: tuple[Any, ...]) -> tuple[dict[type, Any], dict[str, float]]:
+        known = {type(one): one.reduced() for one in sums}
+        return known, {name: COLUMNS[name].of(known[COLUMNS[name].summary], bins) for name in ORDER}
+
+    known, metrics = told(found)
+    of_labels = tuple(told(one)[1] for one in each)
+    scores = Scores(int(known[Bins].n), metrics, known[Bins], labels=of_labels)
     if bootstrap is None or scores.n < 2:  # one row says nothing of how others would vary
         return scores
     replicates = bootstrap.replicates(known[Ordered], metrics["smooth_ece"])

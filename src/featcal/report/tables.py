@@ -22,6 +22,7 @@ from featcal.report.bootstrap import FEW_WRONG, UNKNOWN, Difference, Interval
 
 if TYPE_CHECKING:
     from featcal.report.compare import Comparison
+    from featcal.report.scores import Scores
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 FEW = "†"  # at an interval that rests on few wrong rows
@@ -460,6 +461,13 @@ def as_csv(comparison: Comparison, shown: Sequence[Column] = tuple(COLUMNS.value
     return text.getvalue()
 
 
+def answers_text(scores: Scores) -> str:
+    """What the rows are where samples have several labels."""
+    return (
+        f"the answers, yes or no, about {len(scores.labels)} labels of {scores.samples:,} samples"
+    )
+
+
 def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = True) -> list[str]:
     """How the numbers came about, in two or three sentences.
 
@@ -478,6 +486,8 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
     else:
         text = f"fitted {way}{f' on {fit}' if fit else ''}, scored on {n:,} rows"
         text += f" of {test}" if test else ""
+    if len(comparison) and comparison[0].scores.labels:
+        text += f": {answers_text(comparison[0].scores)}; JSON has each label and their mean"
     found = [f"{where}{text}."]
     if settings.get("methods"):
         names = (f"{name} is {recipe}" for name, recipe in settings["methods"].items())
