@@ -27,7 +27,7 @@ from featcal.core.batch import (
     raw_logits,
     trainable,
 )
-from featcal.core.checks import CalibrationWarning, InputError, check_finite
+from featcal.core.checks import CalibrationWarning, InputError, check_finite, check_positive
 from featcal.core.fit import (
     MODES,
     Counted,
@@ -52,15 +52,17 @@ from featcal.heads.head import CalibratedHead, as_head, head_logits
 METHODS: dict[str, type[Calibrator]] = {}
 MOST_STEPS = 16  # of a recipe: what can be saved can be read again (see `featcal.core.text`)
 VIEWS = ("unclipped", "clipped")  # of features, see `seen_features`
+SEARCHED = ("criterion", "grid", "min_accuracy", "reference")  # arguments of searches
 NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
 
 
 class Calibrator(nn.Module, ABC):
     """Turns a head (features -> logits) into a better calibrated head.
 
-    A fresh calibrator is the identity, bit for bit: there is no unfitted state. Constructor
-    arguments are hyperparameters, fitted values are buffers, and `report` tells how they came.
-    A subclass that sets `name` is registered under it for recipes, files and the command line.
+    A fresh calibrator is the identity, bit for bit, unless its recipe fixes the value: there is no
+    unfitted state. Constructor arguments are hyperparameters, fitted values are buffers, and
+    `report` tells how they came. A subclass that sets `name` is registered under it for recipes,
+    files and the command line.
     """
 
     name: ClassVar[str]
@@ -79,6 +81,7 @@ class Calibrator(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.report: FitReport | None = None
+        self.fixed: dict[str, float] = {}  # values that the recipe gives, which no fit changes
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -173,7 +176,27 @@ class Calibrator(nn.Module, ABC):
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments, as given."""
-        return {key: getattr(self, key) for key in inspect.signature(type(self)).parameters}
+        keys = inspect.signature(type(self)).parameters
+        return {
+            key: self.fixed.get(key) if key in self._buffers else getattr(self, key) for key in keys
+        }
+
+    def register_number(self, key: str, born: float, given: float | None) -> None:
+        """The one fitted number of a method, born as the identity's unless a recipe fixes it.
+
+        The last thing a constructor does: what steers a search is refused beside a fixed value.
+        """
+        self.register_buffer(key, torch.tensor(born))
+        if given is None:
+            return
+        self.fixed[key] = check_positive(self.name, key, given)
+        self.assign(**self.fixed)
+        known = inspect.signature(type(self)).parameters
+        for other, value in self.hyperparameters().items():
+            if other in SEARCHED and value != known[other].default:
+                raise InputError(
+                    f"{self.name}: {key}={given} leaves nothing to search: leave out {other}"
+                )
 
     def reset(self) -> Self:
         """Forgets what was fitted: the identity again."""
@@ -185,7 +208,8 @@ class Calibrator(nn.Module, ABC):
 
     def stand_in(self) -> Calibrator:
         """What joint fitting refits per value of an earlier step: this, or a cheaper method."""
-        return copy.deepcopy(self) if self.quick is None else METHODS[self.quick]()
+        own = self.quick is None or self.fixed
+        return copy.deepcopy(self) if own else METHODS[self.quick]()  # type: ignore[index]
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps this calibrator consists of: itself, unless it is a pipeline."""

@@ -371,17 +371,22 @@ def unsmoothed(
 
     Caution must hold a fit back and never push it further from what the network says itself.
     """
-    losses = measure(problem.data, problem.loss.base)
-    for step in steps:
-        problem = after(problem, step)
-        losses += measure(problem.data, problem.loss.base)
+
+    def plain_losses() -> list[float]:
+        view, found = problem, measure(problem.data, problem.loss.base)
+        for step in steps:
+            view = after(view, step)
+            found += measure(view.data, problem.loss.base)
+        return found
+
+    losses = plain_losses()
     if not losses[-1] < losses[0]:
         why = f"no-op: {problem.loss.name} does not fall, and too few rows are wrong to tell more"
         for place, step in enumerate(steps):
             step.reset()
-            if not reports[place].noop:
+            if not reports[place].noop and not step.fixed:
                 reports[place] = StepReport(step.name, {}, True, 0, 0, True, why)
-        losses = losses[:1] * len(losses)
+        losses = plain_losses()
     share = {"smoothing": problem.loss.smoothing}
     return [
         replace(one, loss_before=old, loss_after=new, details=one.details | share)
@@ -529,6 +534,20 @@ def settle(
     step.reset()
     why = f"no-op: {step.name} does not lower {by.name} {where}"
     return StepReport(step.name, {}, True, before, before, converged, why, details=details)
+
+
+def applied(step: Calibrator, problem: Problem) -> list[StepReport]:
+    """The report of a step whose value the recipe fixes: measured as it is, and never fitted."""
+    problem, losses = refitting(problem), []
+    for rows in (problem.data, after(problem, step).data):
+        view, known = refitted(problem, rows)
+        losses.append(measure(view, problem.loss)[0] if known is None else known)
+    names = (f"{step.symbols.get(key, key)} = {value:.4g}" for key, value in step.fixed.items())
+    told, (before, now) = f"{', '.join(names)} as given, not fitted", losses
+    rise = f"{problem.loss.name} rises from {before:.4f} to {now:.4f} on the fit split"
+    warning = f"{told}: {rise}" if now > before else ""
+    values, ended = dict(step.fixed), (True, warning or told, warning, {"fixed": True})
+    return [StepReport(step.name, values, False, before, now, *ended)]
 
 
 def loss_left_out(step: Calibrator, problem: Problem, loss: Loss) -> float | None:

@@ -148,6 +148,7 @@ def step_text(*steps: StepReport) -> str:
     recipes = dict.fromkeys(step.values["recipe"] for step in acting if "recipe" in step.values)
     told = [*([" or ".join(recipes)] if recipes else []), *_named_values(acting)]
     text = WITHIN.join([*told[:SHOWN], *(["..."] if len(told) > SHOWN else [])])
+    text += " (given)" if acting[0].details.get("fixed") else ""
     if len(acting) < len(steps):
         return f"{text} ({idle} in {len(steps) - len(acting)} of {len(steps)} folds)".lstrip()
     return text

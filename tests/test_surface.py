@@ -1,0 +1,130 @@
+"""The surface of the package as a person types it: fixed values, evidence, pages, notebooks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import featcal
+from featcal import Batch
+from featcal.cli import main
+
+
+def drawn(seed=0, rows=400, classes=4, scale=3.0):
+    """Overconfident logits, by `scale`, and their labels."""
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, classes, generator=draw)
+    noise = -torch.rand(rows, classes, generator=draw).log()
+    return scale * logits, (logits - noise.log()).argmax(1)
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as left:
+        main([str(one) for one in args])
+    return left.value.code
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    """A pack of features, with a head that is too sure of itself."""
+    draw = torch.Generator().manual_seed(0)
+    weight = 2 * torch.randn(3, 6, generator=draw)
+    arrays = {"weight": weight.numpy(), "bias": np.zeros(3, np.float32)}
+    for part in ("val", "test"):
+        x = torch.randn(300, 6, generator=draw).relu()
+        noise = -torch.rand(300, 3, generator=draw).log()
+        labels = (x @ weight.T / 3 - noise.log()).argmax(1)
+        arrays |= {f"{part}_features": x.numpy(), f"{part}_labels": labels.numpy()}
+    folder = tmp_path_factory.mktemp("mine")
+    np.savez(folder / "mine.npz", **arrays)
+    return featcal.import_files([folder / "mine.npz"], folder / "mine").path
+
+
+# --- values that a recipe fixes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fixed"),
+    [
+        ("temperature(temperature=1.4)", {"temperature": 1.4}),
+        ("logit_clip(threshold=2)", {"threshold": 2}),
+        ("clip(threshold=0.5)", {"threshold": 0.5}),
+        ("norm_clip(threshold=1.5)", {"threshold": 1.5}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_a_fixed_value_is_applied_and_never_fitted(recipe, fixed, mine, tmp_path):
+    pack = featcal.Pack.open(mine)
+    val = next(iter(pack.split("val")))
+    fresh, fitted = featcal.parse(recipe), featcal.parse(recipe).fit(pack.split("val"))
+    loaded = featcal.load(featcal.save(fitted, tmp_path / "c.safetensors"))
+    for one in (fresh, fitted, loaded):
+        assert repr(one) == recipe
+        torch.testing.assert_close(
+            one(val.features, pack.head), fresh(val.features, pack.head), rtol=0, atol=0
+        )
+        assert {key: float(value) for key, value in one.named_buffers()} == pytest.approx(fixed)
+        assert repr(one.reset()) == recipe
+    (step,) = loaded.report.steps
+    assert step.values == fixed
+    assert not step.noop
+    assert "as given, not fitted" in step.message
+
+
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_the_other_steps_adapt_to_a_fixed_value(mine):
+    pack = featcal.Pack.open(mine)
+    val = pack.split("val")
+    after = featcal.parse("clip(threshold=1.0) | temperature").fit(val)
+    clipped = [Batch(b.features.clamp(max=1) @ pack.head.weight.T, b.labels) for b in val]
+    alone = featcal.Temperature().fit(clipped)
+    assert float(after.steps[1].temperature) == pytest.approx(float(alone.temperature), rel=1e-4)
+    # In a joint fit the clip is chosen for the temperature that is given, not for the best one.
+    before = featcal.parse("clip | temperature(temperature=0.5)").fit(val)
+    tried = {}
+    for c in [*np.linspace(0.2, 3, 57), math.inf]:
+        logits = torch.cat([b.features.clamp(max=float(c)) @ pack.head.weight.T for b in val])
+        labels = torch.cat([b.labels for b in val])
+        tried[c] = float(nn.functional.cross_entropy(logits / 0.5, labels))
+    assert before.report.loss_after <= min(tried.values()) + 1e-6
+
+
+def test_a_fixed_value_that_harms_is_said_and_kept():
+    with pytest.warns(featcal.CalibrationWarning, match=r"T = 0\.1 as given.* rises"):
+        one = featcal.parse("temperature(temperature=0.1)").fit(Batch(*drawn()))
+    assert float(one.temperature) == pytest.approx(0.1)
+    assert one.report.warnings
+
+
+@pytest.mark.parametrize(
+    ("recipe", "culprit"),
+    [
+        ("clip(c=0.5)", "threshold=None"),
+        ("clip(threshold=-1)", "threshold is -1"),
+        ("clip(threshold=1e999)", "threshold is inf"),
+        ("temperature(temperature=True)", "temperature is True"),
+        ("temperature(temperature=1.4, grid=True)", "leave out grid"),
+        ("clip(threshold=0.5, min_accuracy=0.9)", "leave out min_accuracy"),
+    ],
+)
+def test_what_no_value_can_be_is_refused(recipe, culprit):
+    with pytest.raises(featcal.InputError, match=culprit):
+        featcal.parse(recipe)
+
+
+def test_a_fixed_value_is_told_by_fit_and_compare(mine, here, capsys):
+    assert run("fit", mine, "clip(threshold=2.0) | temperature", "-o", "c.safetensors") == 0
+    told = capsys.readouterr().out
+    assert "c = 2 (given)" in told
+    assert "as given, not fitted" in told
+    recipes = ("none", "temperature(temperature=2.5)")
+    assert run("compare", mine, *recipes, "--resamples", "0") == 0
+    assert "T = 2.5 (given)" in capsys.readouterr().out
