@@ -128,3 +128,90 @@ def test_a_fixed_value_is_told_by_fit_and_compare(mine, here, capsys):
     recipes = ("none", "temperature(temperature=2.5)")
     assert run("compare", mine, *recipes, "--resamples", "0") == 0
     assert "T = 2.5 (given)" in capsys.readouterr().out
+
+
+# --- evidence ------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """Gives three logits of three inputs, `sure` times too large."""
+
+    def __init__(self, sure=3.0):
+        super().__init__()
+        self.fc = nn.Linear(3, 3, bias=False)
+        self.fc.weight.data = sure * torch.eye(3)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+def loader(seed, rows=600):
+    logits, labels = drawn(seed, rows, classes=3, scale=1.0)
+    return [(logits, labels)]
+
+
+@pytest.mark.parametrize("told", ["test", "val alone"])
+def test_calibrate_brings_evidence_on_rows_it_was_not_fitted_on(told):
+    test = loader(1) if told == "test" else None
+    net = Net()
+    model = featcal.calibrate(net, loader(0), "temperature", test=test)
+    before, after = (row.scores.metrics for row in model.calibration.comparison)
+    assert before["nll"] > after["nll"]
+    text = str(model.calibration)
+    assert "fitted on 600 rows" in text
+    assert "temperature" in text.splitlines()[0]
+    assert text.count("better") >= 2
+    if test is not None:
+        plain = featcal.evaluate(net, test).metrics, featcal.evaluate(model, test).metrics
+        assert (before["nll"], after["nll"]) == pytest.approx([one["nll"] for one in plain])
+    else:
+        assert "cross-fitted" in text
+        # Every fold has its own temperature, and none of them saw the rows it is scored on.
+        folds = {float(one.temperature) for one in model.calibration.comparison[1].folds}
+        assert len(folds) == 5
+    assert not model.calibration.warnings
+    assert not hasattr(featcal.detach(model), "calibration")
+    assert not hasattr(net, "calibration")
+    assert "calibration" not in model.state_dict()
+    quick = featcal.calibrate(net, loader(0), "temperature", evidence=False)
+    assert not hasattr(quick, "calibration")
+
+
+def test_few_rows_are_said_by_calibrate_and_by_fit(here, capsys):
+    with pytest.warns(featcal.CalibrationWarning, match="45 rows are few"):
+        model = featcal.calibrate(Net(), loader(0, 45), "temperature")
+    assert "45 rows are few" in str(model.calibration)
+    logits, labels = drawn(0, 45)
+    np.savez("few.npz", val_logits=logits, val_labels=labels)
+    assert run("pack", "import", "few.npz", "-o", "few") == 0
+    assert run("fit", "few", "temperature", "-o", "c.safetensors") == 0
+    assert "Warning: 45 rows are few" in capsys.readouterr().out
+    assert run("fit", "few", "temperature(temperature=2)", "-o", "d.safetensors") == 0
+    assert "few:" not in capsys.readouterr().out  # nothing was learned
+    with pytest.warns(featcal.CalibrationWarning, match="3 rows are few"):
+        model = featcal.calibrate(Net(), loader(0, 3), "temperature")
+    assert model.calibration.comparison is None
+
+
+def test_a_calibration_that_overshoots_is_said():
+    with pytest.warns(featcal.CalibrationWarning) as said:
+        featcal.calibrate(Net(1.2), loader(0), "temperature(temperature=4)")
+    (told,) = (str(one.message) for one in said if "overshoots" in str(one.message))
+    assert "too high to" in told
+    assert told.endswith("featcal.compare")
+    assert any("does not help" in str(one.message) for one in said)
+
+
+def test_what_was_never_fitted_is_said_where_it_is_attached():
+    with pytest.warns(featcal.CalibrationWarning, match="temperature was never fitted"):
+        featcal.attach(Net(), featcal.Temperature())
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_was_fitted_assigned_or_fixed_is_attached_without_a_word():
+    for one in (
+        featcal.Temperature().fit(Batch(*drawn(0, classes=3))),
+        featcal.Temperature().assign(temperature=2.0),
+        featcal.parse("temperature(temperature=2)"),
+    ):
+        featcal.attach(Net(), one)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
-from featcal.core.checks import InputError
+from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.fit import Mode, undisturbed
 from featcal.core.progress import shown
 from featcal.core.text import parse
@@ -28,6 +29,7 @@ from featcal.heads.find import run, watched
 from featcal.heads.head import Wrapper
 from featcal.report.compare import DEFAULT_RECIPES, Comparison
 from featcal.report.compare import compare as compare_rows
+from featcal.report.evidence import Evidence
 from featcal.report.scores import Scores
 from featcal.report.scores import evaluate as score_rows
 
@@ -44,8 +46,13 @@ def calibrate(
     layer: str | None = None,
     mode: Mode = "joint",
     unpack: Unpack | None = None,
+    test: Loader | None = None,
+    evidence: bool = True,
 ) -> nn.Module:
     """A model of the same class with the same weights and better probabilities.
+
+    `print(model.calibration)` shows what it does to rows that it was not fitted on, before and
+    after; where that speaks against it, so does a `CalibrationWarning`.
 
     Args:
         model: the trained classifier; left untouched.
@@ -56,6 +63,9 @@ def calibrate(
         layer: dotted path of another layer, whose output the feature steps are to act on.
         mode: "joint" or "sequential"; see `Calibrator.fit`.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
+        test: labelled batches to score before and after on; without them the recipe is cross-fitted
+            on those of `loader`, at most half as long again as a long fit.
+        evidence: whether to score at all.
     """
     if recipe is None:
         recipe = "auto" if layer is None else "clip | temperature"
@@ -69,6 +79,13 @@ def calibrate(
         calibrator.fit(data, collector.head, mode=mode)
     calibrated = attach(model, calibrator, head=collector.path, layer=layer)
     _check_used(calibrated, collector)
+    if evidence:
+        rows = None if test is None else _seen(model, test, collector.path, unpack, layer)[0]
+        how: Any = {"test": rows, "mode": mode, "costly": layer is not None}
+        found = Evidence.of(calibrator, data, collector.head, **how)
+        calibrated.__dict__["calibration"] = found  # of the copy alone, and no weight of it
+        for text in found.warnings:
+            warnings.warn(text, CalibrationWarning, stacklevel=2)
     return calibrated
 
 
@@ -151,10 +168,14 @@ def compare(
 
 
 def _seen(
-    model: nn.Module, loader: Loader, head: str | None, unpack: Unpack | None
+    model: nn.Module,
+    loader: Loader,
+    head: str | None,
+    unpack: Unpack | None,
+    layer: str | None = None,
 ) -> tuple[Collected, Calibrator | None]:
     """What enters and leaves a model's last layer over a loader, and the calibrator it has."""
-    calibrator, layer = None, None
+    calibrator = None
     if is_calibrated(model):
         calibrator, head, layer = attached(model)
         model = detach(model)

@@ -607,7 +607,7 @@ class LayerAblation(base.Analysis):
                 kind: Any = {"head": head, "unpack": unpack}
                 made = model
                 if clip is not None:
-                    made = calibrate(model, val_loader, clip, layer=layer, **kind)
+                    made = calibrate(model, val_loader, clip, layer=layer, evidence=False, **kind)
                 found = evaluate(collect(made, test_loader, **kind), bins=bins)
             return {name: found.metrics[name] for name in METRICS}
 

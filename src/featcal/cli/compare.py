@@ -230,7 +230,9 @@ def warnings_of(found: Comparison) -> list[str]:
     pairs = (
         (row.recipe, text) for row in found for report in row.reports for text in report.warnings
     )
-    return list(dict.fromkeys(f"Warning: {recipe}: {text}" for recipe, text in pairs))
+    few = next((report.few_rows for row in found for report in row.reports if report.few_rows), "")
+    told = dict.fromkeys(f"Warning: {recipe}: {text}" for recipe, text in pairs)
+    return [*told, *([f"Warning: {few}"] if few else [])]
 
 
 def _table(block: tables.Block) -> tables.Table:

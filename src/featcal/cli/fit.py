@@ -82,6 +82,7 @@ def fit(
         f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}",
         Table("", headings, tuple(rows)),
         *(("Warning: " if s.warning else "") + f"{s.name}: {s.message}" for s in report.steps),
+        *([f"Warning: {report.few_rows}"] if report.few_rows else []),
         f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}",
     ]
 

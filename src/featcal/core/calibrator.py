@@ -206,6 +206,19 @@ class Calibrator(nn.Module, ABC):
             self._buffers[key] = value if old is None else value.to(old.device)
         return self
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was fitted, assigned, loaded or fixed: the identity it was born as."""
+        same = (
+            torch.equal(value.cpu(), born.cpu())
+            for step in self.steps_in_order()
+            for value, born in zip(
+                step.buffers(), type(step)(**step.hyperparameters()).buffers(), strict=True
+            )
+        )
+        fixed = any(step.fixed for step in self.steps_in_order())
+        return self.report is None and not fixed and all(same)
+
     def stand_in(self) -> Calibrator:
         """What joint fitting refits per value of an earlier step: this, or a cheaper method."""
         own = self.quick is None or self.fixed

@@ -47,6 +47,7 @@ MODES: tuple[Mode, ...] = ("joint", "sequential")
 
 ECE_BINS = 15
 FEW = 10  # wrong rows from which on the data alone decide
+FEW_ROWS = 100  # below, chance moves an accuracy by 5 points, as much as a fit hopes to mend
 PER_NUMBER = 10  # rows; a step that learns from fewer for each of its numbers is judged on others
 FOLDS = 3  # of that judgement
 HEAD_ROWS = 64  # of the first batch, on which a head is tried
@@ -642,6 +643,17 @@ class FitReport:
         return [step.warning for step in self.steps if step.warning]
 
     @property
+    def few_rows(self) -> str:
+        """Says where rows are so few that what was learned from them may be chance; else empty."""
+        learned = any(not step.noop and not step.details.get("fixed") for step in self.steps)
+        if self.rows >= FEW_ROWS or not learned:
+            return ""
+        return (
+            f"{self.rows} rows are few: what is learned from fewer than {FEW_ROWS} may be chance "
+            "and make others worse; fit on more"
+        )
+
+    @property
     def choice(self) -> StepReport | None:
         """The step that chose among recipes, where one did."""
         return next((step for step in self.steps if step.details.get("choice")), None)
@@ -657,7 +669,9 @@ class FitReport:
         tail = ("noop", "loss_before", "loss_after", "seconds", "warnings")
         found = {key: getattr(self, key) for key in head}
         found["steps"] = [step.as_json() for step in self.steps]
-        return plain(found | {key: getattr(self, key) for key in tail})  # type: ignore[no-any-return]
+        found |= {key: getattr(self, key) for key in tail}
+        found["warnings"] += [self.few_rows] if self.few_rows else []
+        return plain(found)  # type: ignore[no-any-return]
 
     def as_record(self) -> dict[str, Any]:
         """The form kept in a calibrator's file; `of_record` reads it back."""

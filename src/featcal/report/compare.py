@@ -150,15 +150,33 @@ def compare(
         seconds += sum(report.seconds for report in reports)
         of_folds = () if dealt is None else tuple(one for one in fitted if one is not None)
         rows.append(Row(name, fitted[0] if dealt is None else None, scores, seconds, of_folds))
-    settings = {
-        **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
-        **{"level": LEVEL, "baseline": None if base is None else names[base]},
-        "marks": {"correction": "holm", "floor": FLOOR},
-        "drawn": {"groups": GROUPS if drawn and drawn.grouped else None, "unseen": UNSEEN},
-        "versions": versions(),
-    }
+    settings = settings_of(
+        *(mode, bins, folds, resamples, seed),
+        baseline=None if base is None else names[base],
+        grouped=drawn is not None and drawn.grouped,
+    )
     against = tuple(None if index == base else base for index in range(len(rows)))
     return Comparison(tuple(rows), against, settings)
+
+
+def settings_of(
+    mode: Mode,
+    bins: int = 15,
+    folds: int | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    *,
+    baseline: str | None,
+    grouped: bool = False,
+) -> dict[str, Any]:
+    """How the numbers of a comparison came about, as it keeps them."""
+    return {
+        **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
+        **{"level": LEVEL, "baseline": baseline},
+        "marks": {"correction": "holm", "floor": FLOOR},
+        "drawn": {"groups": GROUPS if grouped else None, "unseen": UNSEEN},
+        "versions": versions(),
+    }
 
 
 def usual_recipes(*, features: bool) -> tuple[str, ...]:
