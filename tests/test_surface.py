@@ -215,3 +215,57 @@ def test_what_was_fitted_assigned_or_fixed_is_attached_without_a_word():
         featcal.parse("temperature(temperature=2)"),
     ):
         featcal.attach(Net(), one)
+
+
+# --- one set of options and defaults -------------------------------------------------------------
+
+
+def test_every_command_has_the_same_names_for_the_same_things():
+    from featcal.cli.app import group
+
+    def every(commands):
+        for name, one in commands.items():
+            yield from every(one.commands) if hasattr(one, "commands") else [(name, one)]
+
+    known = {"--fit-split", "--test-split", "--train-split"}
+    for name, command in every(group.commands):
+        options = {text for one in command.params for text in one.opts if text.startswith("-")}
+        assert {text for text in options if "split" in text} <= known, name
+        assert not options & {"--out", "--joint"}, name
+        assert ("-o" in options) == ("--output" in options), name
+        fits = "--fit-split" in options
+        assert fits == ("--sequential" in options), name
+
+
+def test_compare_and_fit_fit_alike(mine):
+    recipe = "clip | temperature"
+    fitted = featcal.parse(recipe).fit(featcal.Pack.open(mine).split("val"))
+    found = featcal.compare(featcal.Pack.open(mine), recipes=[recipe], resamples=0)
+    assert str(found[0].calibrator) == str(fitted)
+    assert found.settings["mode"] == "joint"
+    stepwise = featcal.parse(recipe).fit(featcal.Pack.open(mine).split("val"), mode="sequential")
+    assert str(stepwise) != str(fitted)
+
+
+def test_metrics_are_known_in_any_case(mine, here, capsys):
+    assert run("compare", mine, "none", "temperature", "--metric", "ECE", "--resamples", "0") == 0
+    assert "ECE" in capsys.readouterr().out
+
+
+def test_all_is_every_method_that_fits_the_data(mine, capsys, monkeypatch):
+    from featcal.report.compare import every_recipe
+
+    wide = set(every_recipe(classes=1000, features=False, train=True))
+    assert wide.isdisjoint({"clip", "norm_clip", "matrix", "dirichlet"})
+    assert {"none", "auto", "temperature", "svs"} <= wide
+    every = every_recipe(classes=3, features=True, train=False)
+    assert set(featcal.METHODS) - set(every) == {"density"}
+    assert run("compare", mine, "--all", "--paper") == 2
+    assert "--all" in capsys.readouterr().err
+    asked = {}
+    monkeypatch.setattr(
+        "featcal.cli.compare.every_recipe", lambda **given: asked.update(given) or ("none", "clip")
+    )
+    assert run("compare", mine, "--all", "--resamples", "0") == 0
+    assert asked == {"classes": 3, "features": True, "train": False}
+    assert "clip" in capsys.readouterr().out

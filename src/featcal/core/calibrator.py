@@ -70,6 +70,7 @@ class Calibrator(nn.Module, ABC):
     symbols: ClassVar[Mapping[str, str]] = {}  # fitted values as tables call them: threshold, c
     needs_features: bool = True
     takes_features: bool = False  # reads features where there are some, and does without
+    most_classes: float = math.inf  # that its defaults can be fitted to in reasonable time
     needs_train: bool = False  # rows the classifier was trained on
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, as_data, head_of
-from featcal.core.calibrator import Calibrator, Pipeline
+from featcal.core.calibrator import METHODS, Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.progress import track
@@ -56,7 +56,7 @@ def compare(
     recipes: Sequence[str] = DEFAULT_RECIPES,
     head: Head | None = None,
     *,
-    mode: Mode = "sequential",
+    mode: Mode = "joint",
     bins: int = 15,
     baseline: str | None = None,
     resamples: int = RESAMPLES,
@@ -72,7 +72,7 @@ def compare(
         test_data: other such rows; None with `folds` or a pack.
         recipes: their texts; "none" is the network as it is.
         head: the classifier's last layer, when the data holds features and does not bring it along.
-        mode: pipelines are fitted step by step, as in the paper, or jointly.
+        mode: pipelines are fitted jointly, or "sequential", step by step as in the paper.
         bins: of the binned metrics.
         baseline: the recipe the others are compared with, by paired differences; without one
             "none", where it is among the recipes.
@@ -183,6 +183,26 @@ def usual_recipes(*, features: bool) -> tuple[str, ...]:
     """The recipes that are compared where none are named: those that can be, with what there is."""
     every = zip(DEFAULT_RECIPES, parse_all(DEFAULT_RECIPES), strict=True)
     return tuple(text for text, one in every if features or one is None or not one.needs_features)
+
+
+def every_recipe(*, classes: int, features: bool, train: bool) -> tuple[str, ...]:
+    """The network as it is and every method by its defaults that can be fitted with what there is.
+
+    Args:
+        classes: how many there are.
+        features: whether there are features and the layer they enter.
+        train: whether there are rows the network was trained on.
+    """
+    every = {name: kind() for name, kind in METHODS.items()}
+    fits = (
+        name
+        for name, one in every.items()
+        if (features or not one.needs_features)
+        and (train or not one.needs_train)
+        and classes <= one.most_classes
+    )
+    pairs = ("clip | temperature",) if features else ()
+    return (NONE, *fits, *pairs)
 
 
 def parse_all(recipes: Sequence[str]) -> list[Calibrator | None]:
