@@ -1,6 +1,8 @@
 """The surface of the package as a person types it: fixed values, evidence, pages, notebooks."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,3 +271,54 @@ def test_all_is_every_method_that_fits_the_data(mine, capsys, monkeypatch):
     assert run("compare", mine, "--all", "--resamples", "0") == 0
     assert asked == {"classes": 3, "features": True, "train": False}
     assert "clip" in capsys.readouterr().out
+
+
+# --- notebooks and pictures ----------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_the_quickstart_notebook_runs_and_shows_tables_and_a_picture():
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    notebook = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs for cell in cells)  # what is shown is what runs
+    nbclient.NotebookClient(notebook, timeout=120).execute()
+    shown = [cell.outputs[-1].data for cell in cells]
+    _, compared, calibrator, report, scores, diagram, evidence, last = shown
+    assert compared["text/html"].count("<tr>") == 4
+    assert "<code>clip | temperature</code>" in compared["text/html"]
+    for one in (calibrator, report):
+        assert "T = 1.412" in one["text/html"]
+    assert "ECE (equal-width bins)" in scores["text/html"]
+    assert diagram["image/png"].startswith("iVBOR")
+    assert "cross-fitted" in evidence["text/html"]
+    assert 0.7 < float(last["text/plain"]) < 0.8
+
+
+def test_what_notebooks_show_holds_no_html_of_a_name():
+    one = featcal.compare(Batch(*drawn(1)), Batch(*drawn(2)), ["none"], resamples=0)
+    evil = replace(one, settings={**one.settings, "pack": "<script>"})
+    assert "<script>" not in evil._repr_html_()
+    assert "&lt;script&gt;" in evil._repr_html_()
+    fresh = featcal.parse("temperature(temperature=1.4)")
+    assert "temperature=1.4" in fresh._repr_html_()
+
+
+def test_a_diagram_is_known_to_pyplot_and_saved_by_its_ending(tmp_path):
+    from matplotlib import pyplot
+
+    logits, labels = drawn()
+    diagram = featcal.ReliabilityDiagram.of(logits=logits, labels=labels)
+    pyplot.close("all")
+    shown = diagram.plot()
+    assert [pyplot.figure(number) for number in pyplot.get_fignums()] == [shown.axes[0].figure]
+    assert shown._repr_png_() is None  # pyplot shows it
+    pyplot.close("all")
+    assert diagram.save(tmp_path / "T1.4.png").read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in diagram.save(tmp_path / "d.SVG").read_bytes()
+    assert not pyplot.get_fignums()
+    for path, culprit in (("d.pdf", "no known format"), ("T1.4.png", "exists")):
+        with pytest.raises(featcal.InputError, match=culprit):
+            diagram.save(tmp_path / path)

@@ -47,6 +47,7 @@ from featcal.core.fit import (
     survey,
 )
 from featcal.core.progress import FEW_LARGE, calm
+from featcal.core.show import html_table
 from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}
@@ -315,6 +316,13 @@ class Calibrator(nn.Module, ABC):
             few = f"{float(value):.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
             values.append(f"{key.rpartition('.')[2]}={few}")
         return "   ".join([repr(self), " ".join(values)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how it was fitted, or the values that it holds."""
+        if self.report is not None:
+            return self.report._repr_html_()
+        recipe, _, values = str(self).partition("   ")
+        return html_table(("recipe", "values"), [(f"`{recipe}`", values)])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Half of a model's precision is for its weights: the few fitted values stay in full."""

@@ -37,6 +37,7 @@ from featcal.core.batch import (
 )
 from featcal.core.checks import InputError, check_batch, check_same
 from featcal.core.sample import Folds
+from featcal.core.show import html_table
 from featcal.core.stored import made
 
 if TYPE_CHECKING:
@@ -672,6 +673,17 @@ class FitReport:
         found |= {key: getattr(self, key) for key in tail}
         found["warnings"] += [self.few_rows] if self.few_rows else []
         return plain(found)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the steps, and what a person should look at."""
+        name = self.loss.upper()
+        rows = [
+            (f"`{one.name}`", one.message, f"{one.loss_before:.4f}", f"{one.loss_after:.4f}")
+            for one in self.steps
+        ]
+        above = f"`{self.recipe}`, fitted on {self.rows:,} rows, {self.mode}"
+        headings = ("step", "fitted", f"{name} before", f"{name} after")
+        return html_table(headings, rows, above=above, below=self.few_rows)
 
     def as_record(self) -> dict[str, Any]:
         """The form kept in a calibrator's file; `of_record` reads it back."""

@@ -43,7 +43,7 @@ from featcal.report.bootstrap import (
     marks,
 )
 from featcal.report.scores import Scores, calibrated_logits, check_usable, score
-from featcal.report.tables import markdown
+from featcal.report.tables import html, markdown
 from featcal.version import __version__
 
 DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
@@ -292,6 +292,10 @@ class Comparison(Sequence[Row]):
 
     def __repr__(self) -> str:
         return markdown(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html(self)
 
     def differences(self, metric: str) -> list[Difference | None]:
         """Every row against its baseline by one metric; None where it has none.

@@ -11,11 +11,12 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import FitReport, Mode, survey
 from featcal.core.sample import row_hash
+from featcal.core.show import html_text
 from featcal.core.text import NONE
 from featcal.metrics.columns import columns
 from featcal.report.compare import Comparison, Row, compare, settings_of
 from featcal.report.scores import evaluate
-from featcal.report.tables import comparison_block, fitted_text, markdown
+from featcal.report.tables import Block, comparison_block, fitted_text, html, markdown
 
 FOLDS, RESAMPLES = 5, 400
 LONG = 2**18  # numbers of a pass (`Facts.work`) from which on a fit is worth counting:
@@ -110,17 +111,30 @@ class Evidence:
         return found
 
     def __repr__(self) -> str:
+        first, *rest = self._told()
+        table = "" if self.comparison is None else markdown(self.comparison, self._blocks())
+        return "\n\n".join(filter(None, [first, table.rstrip(), *rest]))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        first, *rest = (f"<p>{html_text(text)}</p>" for text in self._told())
+        table = "" if self.comparison is None else html(self.comparison, self._blocks())
+        return "".join([first, table, *rest])
+
+    def _blocks(self) -> list[Block]:
+        assert self.comparison is not None
+        return [comparison_block(self.comparison, columns(SHOWN))]
+
+    def _told(self) -> list[str]:
+        """What was fitted, and what to know of it."""
         told = fitted_text([self.report])
         values = f" ({told})" if told else ""
         parts = [f"{self.recipe}{values}, fitted on {self.report.rows:,} rows"]
         if self.comparison is None:
             parts.append("Too few rows to leave any out: score it on others, featcal.evaluate.")
-        else:
-            block = comparison_block(self.comparison, columns(SHOWN))
-            parts.append(markdown(self.comparison, [block]).rstrip())
-        if self.report.choice:
+        elif self.report.choice and self.comparison.settings["folds"]:
             parts.append("The recipe was chosen by these rows too: expect a little less on others.")
-        return "\n\n".join([*parts, *(f"Warning: {text}" for text in self.warnings)])
+        return [*parts, *(f"Warning: {text}" for text in self.warnings)]
 
 
 def _some(data: Iterable[Batch], share: float) -> Iterable[Batch]:
