@@ -27,8 +27,8 @@ COLUMNS = [
     ("brier", "Brier", "{:.4f}"),
 ]
 RECIPES = {
-    "sequential": ["none", "auto", "temperature", "clip", "clip | temperature"],
-    "joint": ["clip | temperature"],
+    "joint": ["none", "auto", "temperature", "clip", "clip | temperature"],
+    "sequential": ["clip | temperature"],
 }
 
 
@@ -40,7 +40,7 @@ def run():
             pack.split("val"), pack.split("test"), recipes, pack.head, mode=mode
         )
         rows += [{"mode": mode, **row.as_json()} for row in compared]
-        if mode == "sequential":
+        if mode == "joint":
             diagrams = [featcal.ReliabilityDiagram(r.scores.bins, title=r.recipe) for r in compared]
             save_comparison(diagrams, ROOT / "docs" / "images" / "reliability", overwrite=True)
     machine = {"torch": torch.__version__.split("+")[0], "machine": platform.machine()}
@@ -66,8 +66,8 @@ def table(results):
     lines.append("|---|" + "---:|" * len(COLUMNS) + "---|")
     for row in results["rows"]:
         cells = [form.format(row["metrics"][key]) for key, _, form in COLUMNS]
-        joint = ", fitted jointly" if row["mode"] == "joint" else ""
-        recipe = "`" + row["recipe"].replace("|", "\\|") + "`" + joint
+        stepwise = ", step by step" if row["mode"] == "sequential" else ""
+        recipe = "`" + row["recipe"].replace("|", "\\|") + "`" + stepwise
         lines.append(f"| {recipe} | {' | '.join(cells)} | {fitted(row['fit'])} |")
     return "\n".join(lines)
 

@@ -432,9 +432,14 @@ def fit_text(name, recipe):
     output = Path("fits", f"text-{name}-{slug(recipe)}.safetensors")
     output.parent.mkdir(exist_ok=True)
     words = ("fit", pack(name), recipe, "-o", output)
-    again = cli(*words), cli(*words), cli(*words, "--force", "--split", "test", "--json")
+    again = cli(*words), cli(*words), cli(*words, "--force", "--fit-split", "test", "--json")
     scores = cli("eval", pack(name), output), cli("eval", pack(name), "--bins", "7", "--json")
-    return again, scores, cli("eval", pack(name)), cli("eval", pack(name), output, "--split", "val")
+    return (
+        again,
+        scores,
+        cli("eval", pack(name)),
+        cli("eval", pack(name), output, "--test-split", "val"),
+    )
 
 
 FEW = ("none", "temperature", "clip", "clip | temperature")
@@ -450,7 +455,7 @@ def compare_cases():
         yield f"compare-{name}-folds", partial(run, "--folds", "3", "--json")
     options = {
         "default": (),
-        "joint": (*FEW, "--joint", "--json", *QUICK),
+        "stepwise": (*FEW, "--sequential", "--json", *QUICK),
         "paper": ("--paper", "--json", *QUICK),
         "paper-table": ("--paper", *QUICK),
         "paper-latex": ("--paper", "--format", "latex", *QUICK),
@@ -468,7 +473,7 @@ def compare_cases():
         "bins": (*FEW, *QUICK, "--bins", "5", "--json"),
         "train-split": ("none", "density", "--train-split", "train", *QUICK, "--json"),
         "splits": (*FEW, "--fit-split", "test", "--test-split", "val", *QUICK, "--json"),
-        "folds-joint": (*FEW, "--folds", "2", "--joint", "--seed", "3", *QUICK, "--json"),
+        "folds-stepwise": (*FEW, "--folds", "2", "--sequential", "--seed", "3", *QUICK, "--json"),
         "folds-table": (*FEW, "--folds", "4", *QUICK),
         "folds-csv": (*FEW, "--folds", "4", *QUICK, "--format", "csv"),
         "folds-markdown": (*FEW, "--folds", "4", *QUICK, "--format", "markdown"),
@@ -528,7 +533,7 @@ def report_cases():
             report, "small", "--recipe", "isotonic", "--recipe", "clip | vector", "--bins", "8"
         ),
     )
-    yield "report-splits", partial(report, "small", "--split", "val", "--fit-split", "test")
+    yield "report-splits", partial(report, "small", "--test-split", "val", "--fit-split", "test")
     yield "report-calibrators", partial(report, "small", calibrators=("temperature", "clip"))
     yield "report-python", report_python
 
@@ -876,7 +881,7 @@ def exported():
     found = {}
     for recipe in ("temperature", "clip | temperature"):
         file = fitted("small", recipe)[1]
-        words = (pack("small"), file, "--onnx", f"{slug(recipe)}.onnx", "--probabilities", "--json")
+        words = (pack("small"), file, "-o", f"{slug(recipe)}.onnx", "--probabilities", "--json")
         found[recipe] = cli("export", *words)
         if isinstance(found[recipe]["out"], dict):
             found[recipe]["out"].pop("bytes", None)
@@ -1263,13 +1268,13 @@ fit SMALL
 fit SMALL clop -o x
 fit LOGITS clip -o x
 fit SMALL density -o x
-fit SMALL clip -o x --split a
+fit SMALL clip -o x --fit-split a
 fit SMALL density -o x --train-split val
 eval SMALL nowhere
 eval LOGITS CAL
 eval SMALL --bins 0
 eval BINARY CAL
-eval SMALL --split dev
+eval SMALL --test-split dev
 eval CAL
 predict SMALL CAL
 predict LOGITS CAL -o p.npy
@@ -1294,7 +1299,7 @@ report SMALL
 report SMALL -o r.pdf
 report LOGITS -o CAL
 report SMALL -o r.html --recipe clop
-report SMALL -o r.html --split val
+report SMALL -o r.html --test-split val
 report SMALL -o r.html --recipe density
 paper ece-posthoc --all
 paper --json --format csv
@@ -1322,10 +1327,10 @@ collect x -o o
 collect x:y -o o
 collect os:getcwd
 export SMALL CAL
-export nowhere CAL --onnx a.onnx
+export nowhere CAL -o a.onnx
 explore nowhere
 explore SMALL --recipe clop --no-browser
-export SMALL CAL --onnx a.txt
+export SMALL CAL -o a.txt
 demo --what
 nothing
 NOTHING
@@ -1350,8 +1355,8 @@ def other_cases():
 
 
 def demo_case():
-    said = cli("demo", "--out", "shown", "--json")
-    text = cli("demo", "--out", "shown")
+    said = cli("demo", "-o", "shown", "--json")
+    text = cli("demo", "-o", "shown")
     pictures = {one.name: contents(one) for one in sorted(Path("shown").glob("*.*g"))}
     return said, text, pictures, page(Path("shown", "report.html"))
 

@@ -117,7 +117,7 @@ def commands(given):
         Command("compare", ("compare", pack, *shown, "--resamples", "100"), f"{OUT}.json"),
         Command("predict", ("predict", pack, cal), f"{OUT}.npy"),
         Command("report", ("report", pack, *recipes), f"{OUT}.html"),
-        Command("export", ("export", pack, cal), OUT, "--onnx"),
+        Command("export", ("export", pack, cal), f"{OUT}.onnx"),
         Command("history", ("history", str(given / "run")), f"{OUT}.png"),
         Command(
             "collect", ("collect", "kill_networks:build", "--shard-rows", "40"), OUT, force=False

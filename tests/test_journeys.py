@@ -212,8 +212,8 @@ def test_features_in_a_file_of_any_types_are_predicted(tmp_path, here):
         (["a.csv", "CAL", "-o", "out.pdf"], "out.pdf"),
         (["a.csv", "CAL", "-o", "out.npy"], "--logits"),
         (["five.npz", "CAL", "-o", "out.npy"], "fitted to 4 classes"),
-        (["two.npz", "CAL", "-o", "out.npy"], "--split"),
-        (["two.npz", "CAL", "--split", "train", "-o", "out.npy"], "--split"),
+        (["two.npz", "CAL", "-o", "out.npy"], "--test-split"),
+        (["two.npz", "CAL", "--test-split", "train", "-o", "out.npy"], "--test-split"),
         (["none.npz", "CAL", "-o", "out.npy"], "none.npz"),
         (["a.csv", "CLIP", "--logits", "-o", "out.npy"], "works on features"),
     ],
@@ -238,7 +238,7 @@ def test_a_calibrator_alone_becomes_onnx(fitted, here):
     import onnxruntime
 
     path, calibrator = fitted
-    assert run("export", path, "--onnx", "cal.onnx") == 0
+    assert run("export", path, "-o", "cal.onnx") == 0
     session = onnxruntime.InferenceSession("cal.onnx")
     logits, _ = drawn(1)
     (given,) = session.get_inputs()

@@ -83,7 +83,7 @@ def test_the_wheel_gives_the_demo_in_an_environment_of_its_own(built, name, tmp_
     spec = "import importlib.util as u; print(u.find_spec('featcal').origin)"
     found = output(place / "bin" / "python", "-c", spec, cwd=tmp_path).strip()
     assert Path(found) == site / "featcal" / "__init__.py"
-    said = output(place / "bin" / "featcal", "demo", "--out", out, cwd=tmp_path)
+    said = output(place / "bin" / "featcal", "demo", "-o", out, cwd=tmp_path)
     for word in ("none", "temperature", "clip | temperature", "before", "after"):
         assert word in said
     *pictures, page = sorted(out.iterdir())

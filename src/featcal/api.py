@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
-from featcal.core.checks import InputError
+from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.fit import Mode, undisturbed
 from featcal.core.labels import all_labels
 from featcal.core.progress import shown
@@ -30,6 +31,7 @@ from featcal.heads.find import NoHead, run, watched
 from featcal.heads.head import Wrapper
 from featcal.report.compare import DEFAULT_RECIPES, Comparison, usual_recipes
 from featcal.report.compare import compare as compare_rows
+from featcal.report.evidence import Evidence
 from featcal.report.scores import Scores
 from featcal.report.scores import evaluate as score_rows
 
@@ -49,8 +51,13 @@ def calibrate(
     ignore_index: int = IGNORED,
     positions: int | None = None,
     seed: int = 0,
+    test: Loader | None = None,
+    evidence: bool = True,
 ) -> nn.Module:
     """A model of the same class with the same weights and better probabilities.
+
+    `print(model.calibration)` shows what it does to rows that it was not fitted on, before and
+    after; where that speaks against it, so does a `CalibrationWarning`.
 
     Args:
         model: the trained classifier; left untouched.
@@ -64,6 +71,9 @@ def calibrate(
         ignore_index: the label of pixels and tokens that do not count.
         positions: how many pixels or tokens of a sample to keep at most; see `collect`.
         seed: of their draw.
+        test: labelled batches to score before and after on; without them the recipe is cross-fitted
+            on those of `loader`, at most half as long again as a long fit.
+        evidence: whether to score at all.
     """
     if recipe is None:
         recipe = "auto" if layer is None else "clip | temperature"
@@ -80,6 +90,15 @@ def calibrate(
         calibrator.fit(data, collector.head, mode=mode)
     calibrated = attach(model, calibrator, head=collector.path, layer=layer)
     _check_used(calibrated, collector)
+    if evidence:
+        drawn: Any = {"ignore_index": ignore_index, "positions": positions, "seed": seed}
+        at = collector.path
+        rows = None if test is None else _seen(model, test, at, unpack, layer, **drawn)[0]
+        how: Any = {"test": rows, "mode": mode, "costly": layer is not None}
+        found = Evidence.of(calibrator, data, collector.head, **how)
+        calibrated.__dict__["calibration"] = found  # of the copy alone, and no weight of it
+        for text in found.warnings:
+            warnings.warn(text, CalibrationWarning, stacklevel=2)
     return calibrated
 
 
@@ -187,10 +206,11 @@ def _seen(
     loader: Loader,
     head: str | None,
     unpack: Unpack | None,
+    layer: str | None = None,
     **drawn: Any,  # noqa: ANN401 - of `collect`, for pixels and tokens
 ) -> tuple[Collected, Calibrator | None]:
     """What enters and leaves a model's last layer over a loader, and the calibrator it has."""
-    calibrator, layer = None, None
+    calibrator = None
     if is_calibrated(model):
         calibrator, head, layer = attached(model)
         model = detach(model)

@@ -83,7 +83,7 @@ def exported():
     pytest.importorskip("onnxruntime")
 
     def export(source, *options, calibrator="cal.safetensors"):
-        command = ("export", source, calibrator, "--onnx", "m.onnx", "--force", "--json")
+        command = ("export", source, calibrator, "-o", "m.onnx", "--force", "--json")
         return done(*command, *options).json
 
     return export
@@ -105,7 +105,7 @@ def test_the_whole_network_runs_in_onnx_runtime(exported):
     inputs, _ = next(iter(loaders["val"]))
     expected = attach(model, load("cal.safetensors"), head="4").eval()(inputs)
     np.testing.assert_allclose(run(inputs), expected.detach().numpy(), atol=1e-5)
-    command = ("export", "my_nets:build", "cal.safetensors", "--onnx", "m.onnx")
+    command = ("export", "my_nets:build", "cal.safetensors", "-o", "m.onnx")
     assert "exists" in refused(*command)
     said = done(*command, "--force").out
     assert "in: input float32[batch, 3, 2, 2]" in said
@@ -120,7 +120,7 @@ def test_the_function_may_say_which_sizes_are_free(exported):
 
 
 def test_a_pack_gives_its_calibrated_last_layer(exported):
-    made = exported("pack", "--split", "val", "--rows", "40", "--probabilities")
+    made = exported("pack", "--test-split", "val", "--rows", "40", "--probabilities")
     assert made["inputs"] == {"features": "float32[batch, 8]"}
     assert list(made["outputs"]) == ["logits", "probabilities"]
     assert made["parity"]["rows"] == 40

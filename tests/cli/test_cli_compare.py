@@ -74,7 +74,7 @@ def test_the_table_says_what_json_says(pack):
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_metrics_choose_the_columns_and_the_first_one_sorts(pack, joint):
-    flags = ["--joint"] * joint
+    flags = ["--sequential"] * (not joint)
     text = compare(pack, "--metric", "nll", "--metric", "auroc", *flags).out
     head, *body = cells(text)
     assert head[:3] == ["recipe", "NLL", "AUROC"]
@@ -225,6 +225,7 @@ def test_paper_shows_a_block_a_metric(pack, paper, width):
     labels = [line[0] for line in lines if line[0] in PAPER_METHODS]
     assert labels == [*PAPER_METHODS] * 2
     body = compare(pack, "--paper", "--json").json
+    assert body["settings"]["mode"] == "sequential"
     assert [row["recipe"] for row in body["rows"]] == [*paper]
     against = [
         row["differences"] and row["differences"]["ece"]["baseline"] for row in body["rows"][:4]

@@ -49,7 +49,7 @@ def test_import_and_info(tmp_path):
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "sequential"])
 def test_fit_then_eval_is_the_row_of_compare(pack, tmp_path, joint):
     recipe = "clip | temperature"
-    flags = ("--resamples", "0", *["--joint"][:joint])
+    flags = ("--resamples", "0", *["--sequential"][joint:])
     row = done("compare", pack, recipe, *flags, "--json").json["rows"][0]
     fit = done(
         "fit", pack, recipe, *["--sequential"][joint:], "-o", tmp_path / "cal", "--json"
@@ -81,14 +81,14 @@ def by_hand(probs, labels, bins=15):
 
 def test_probabilities_reproduce_the_scores(pack, cal, tmp_path):
     split = "val"
-    said = done("predict", pack, cal, "-o", tmp_path / "p.npy", "--split", split).out
+    said = done("predict", pack, cal, "-o", tmp_path / "p.npy", "--test-split", split).out
     probs = np.load(tmp_path / "p.npy", allow_pickle=False)
     labels = arrays()[f"{split}_labels"]
     assert probs.dtype == np.float32
     assert probs.shape == (len(labels), 4)
     assert f"{len(labels)} rows" in said
     np.testing.assert_allclose(probs.sum(1), 1, atol=1e-6)
-    found = done("eval", pack, cal, "--split", split, "--json").json["metrics"]
+    found = done("eval", pack, cal, "--test-split", split, "--json").json["metrics"]
     for key, value in by_hand(probs, labels).items():
         assert found[key] == pytest.approx(value, abs=1e-6), key
 
@@ -96,7 +96,7 @@ def test_probabilities_reproduce_the_scores(pack, cal, tmp_path):
 def test_bins_and_splits(pack):
     one = done("eval", pack, "--bins", "1", "--json").json["metrics"]
     assert one["ece"] == pytest.approx(abs(one["overconfidence"]), abs=1e-9)
-    assert done("eval", pack, "--split", "val", "--json").json["n"] == 240
+    assert done("eval", pack, "--test-split", "val", "--json").json["n"] == 240
     turned = done("compare", pack, "clip", "--fit-split", "test", "--test-split", "val", "--json")
     assert turned.json["rows"][0]["n"] == 240
     assert turned.json["rows"][0]["fit"]["rows"] == 300

@@ -81,12 +81,12 @@ def test_the_page_is_that_of_the_report_with_the_same_options(pack, cal, tmp_pat
     """Recipes, files and bins; what it was made with can be typed again."""
     served = []
     monkeypatch.setattr(Explorer, "serve_forever", lambda explorer: served.append(explorer.page))
-    options = ("--recipe", "vector", "--bins", "9", "--split", "val", "--fit-split", "test")
+    options = ("--recipe", "vector", "--bins", "9", "--test-split", "val", "--fit-split", "test")
     done("explore", pack, cal, *options, "--no-browser")
     done("report", pack, cal, *options, "-o", tmp_path / "r.html")
     (tmp_path / "served.html").write_bytes(served[0])
     mine, theirs = (data(tmp_path / name) for name in ("served.html", "r.html"))
-    told = "--recipe vector --split val --fit-split test --bins 9"
+    told = "--recipe vector --fit-split test --test-split val --bins 9"
     assert mine["about"].pop("command") == f"featcal explore {pack} {cal} {told}"
     theirs["about"].pop("command")
     for body in (mine, theirs):

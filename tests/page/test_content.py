@@ -61,9 +61,10 @@ def test_the_analyses_are_those_of_the_fitted_recipe(content, pack, compared):
     assert entry.counts.as_json() == ConfidentCounts.of(*of).as_json()
     diagram = BeforeAfter.of(*of, resamples=contents.BANDS).after
     assert {**diagram.as_json(), "title": "clip"} == entry.diagram.as_json()
-    fitted = float(compared[2].calibrator.threshold)
+    chosen = {row.recipe: row.calibrator for row in compared if row.calibrator is not None}
     for sweep in content.sweeps:
-        assert float(sweep.thresholds[sweep.fitted]) == fitted
+        fitted = chosen[sweep.recipe].steps_in_order()[0].threshold
+        assert float(sweep.thresholds[sweep.fitted]) == float(fitted)
     at_fit = content.sweeps[0].test.ece[content.sweeps[0].fitted]
     assert float(at_fit) == pytest.approx(compared[2].scores.metrics["ece"], abs=1e-6)
 
@@ -84,7 +85,7 @@ def test_each_split_is_read_once_from_disk_and_the_scored_one_checked_once(pack)
         Content.of(pack, **FEW)
     assert sorted(read) == ["test", "test", "val"]  # checked before it is kept
     assert checked.call_count == 2  # the scored rows, and the fitted ones for the sweep
-    assert looks.call_count == 5  # with those of the fits; none for a threshold of the sweep
+    assert looks.call_count == 4  # with those of the fits; none for a threshold of the sweep
 
 
 def test_rows_that_do_not_fit_into_memory_give_the_same_page(pack, content):
@@ -116,9 +117,11 @@ def test_none_comes_first_and_recipes_keep_their_names_and_thresholds(pack, comp
     assert found.entries[3].file == "a.safetensors"
     assert [sweep.recipe for sweep in found.sweeps] == ["clip", "clip | temperature", *own]
     plain = float(compared[2].calibrator.threshold)
+    warm = float(parse("clip | temperature").fit(pack.split("val")).steps[0].threshold)
     other = float(found.comparison[1].calibrator.threshold)
+    jointly = float(found.comparison[2].calibrator.steps[0].threshold)
     fitted = [float(sweep.thresholds[sweep.fitted]) for sweep in found.sweeps]
-    assert fitted == [plain, plain, other, other, 0.5]
+    assert fitted == [plain, warm, other, jointly, 0.5]
     assert plain != other
     assert found.sweeps[1].test is found.sweeps[3].test  # one tail is swept once
     assert len(page_words(found)["sweeps"]) == 2

@@ -158,13 +158,13 @@ def test_what_saw_the_answers_is_neither_chosen_nor_counted_as_tried():
         (
             [good("clip(criterion='ece') | temperature")],
             Place("p", fit="dev"),
-            "featcal fit p \"clip(criterion='ece') | temperature\" --split dev --sequential "
+            "featcal fit p \"clip(criterion='ece') | temperature\" --fit-split dev "
             "-o cal.safetensors",
         ),
         (
             [good("temperature")],
             Place("p", test="hold out", files=(("temperature", "my cal.safetensors"),)),
-            "featcal predict p 'my cal.safetensors' --split 'hold out' -o probs.npy",
+            "featcal predict p 'my cal.safetensors' --test-split 'hold out' -o probs.npy",
         ),
         (
             [row("vector", seed=1, spread=0.1)],

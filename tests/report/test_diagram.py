@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 from sklearn.calibration import calibration_curve
 
@@ -17,6 +18,13 @@ from featcal.report import ReliabilityDiagram, save_comparison
 from featcal.report.diagram import figure, own_style
 
 M = 15
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    """Figures of pyplot live until they are closed."""
+    yield
+    pyplot.close("all")
 
 
 def predictions(*, seed=0):
@@ -187,8 +195,6 @@ def test_panels_wrap_and_share_their_scales(panels, rows, columns):
 
 
 def test_same_numbers_give_the_same_bytes_and_nothing_global_changes(tmp_path):
-    from matplotlib import pyplot
-
     before = dict(mpl.rcParams)
     first = save_comparison([drawn(), mixed()], tmp_path / "T1.4")
     assert dict(mpl.rcParams) == before
@@ -202,7 +208,7 @@ def test_same_numbers_give_the_same_bytes_and_nothing_global_changes(tmp_path):
     assert ElementTree.parse(first[1]).getroot().tag.endswith("svg")
     shown, ax = pyplot.subplots()
     assert pyplot.get_fignums() == [shown.number]
-    assert drawn().plot()._repr_png_().startswith(b"\x89PNG")
+    assert drawn()._repr_png_().startswith(b"\x89PNG")
     assert drawn().plot(ax)._repr_png_() is None  # a notebook shows it once
     pyplot.close(shown)
 

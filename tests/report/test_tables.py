@@ -182,7 +182,7 @@ def test_notes_say_how_the_numbers_came(found):
     assert how == "p: fitted jointly on val, scored on 300 rows of test."
     crossed = {**found.settings, "folds": 5, "fit_split": "val", "resamples": 0}
     (how,) = tables.notes(replace(found, settings=crossed))
-    assert how == "cross-fitted step by step in 5 folds, scored on all 300 rows of val."
+    assert how == "cross-fitted jointly in 5 folds, scored on all 300 rows of val."
 
 
 # --- fitted values ---

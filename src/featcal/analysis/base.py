@@ -107,7 +107,7 @@ class Analysis(ABC):
 
     def _repr_png_(self) -> bytes | None:
         """The picture a notebook shows, unless pyplot shows it already."""
-        return notebook_png(self)
+        return notebook_png(self, lambda: all_axes(self.plot().axes)[0].figure)  # type: ignore[arg-type,return-value]
 
 
 def ink(ax: Axes) -> str:

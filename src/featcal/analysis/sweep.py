@@ -23,7 +23,7 @@ from featcal.api import calibrate
 from featcal.core.batch import Batch, Chunked, Data, Head, bin_sums, features_of, predicted
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError
-from featcal.core.fit import plain
+from featcal.core.fit import Mode, plain
 from featcal.core.progress import track
 from featcal.core.sample import CELLS, size_counts, size_quantile
 from featcal.core.text import parse
@@ -276,11 +276,13 @@ def _checked_threshold(threshold: float) -> float:
     return found
 
 
-def fit_quietly(calibrator: Calibrator, data: Batch | Data, head: Head | None = None) -> Calibrator:
+def fit_quietly(
+    calibrator: Calibrator, data: Batch | Data, head: Head | None = None, mode: Mode = "joint"
+) -> Calibrator:
     """The calibrator fitted, without warnings: a sweep shows more than they would say."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)
-        return calibrator.fit(data, head)
+        return calibrator.fit(data, head, mode=mode)
 
 
 def _grid(
@@ -607,7 +609,7 @@ class LayerAblation(base.Analysis):
                 kind: Any = {"head": head, "unpack": unpack}
                 made = model
                 if clip is not None:
-                    made = calibrate(model, val_loader, clip, layer=layer, **kind)
+                    made = calibrate(model, val_loader, clip, layer=layer, evidence=False, **kind)
                 found = evaluate(collect(made, test_loader, **kind), bins=bins)
             return {name: found.metrics[name] for name in METRICS}
 

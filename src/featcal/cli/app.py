@@ -27,6 +27,7 @@ from rich.text import Text
 
 from featcal.core import dist
 from featcal.core.checks import ArgumentError, InputError, Kind
+from featcal.core.fit import Mode
 from featcal.core.progress import ROWS, listen
 from featcal.data import Pack
 from featcal.report.tables import Table, spelled
@@ -127,6 +128,11 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
 HEAD = click.option("--head", help="Path of the last layer, such as fc, if it is not found.")
 BINS = click.option("--bins", default=15, type=click.IntRange(1, 1000), help="Bins of ECE.")
+SEQUENTIAL = click.option(
+    "--sequential", is_flag=True, help="Fit step by step, as the paper does, and not jointly."
+)
+FIT_SPLIT = click.option("--fit-split", default="val", help="The split to fit on.")
+TEST_SPLIT = click.option("--test-split", default="test", help="The split to score.")
 TRAIN_SPLIT = click.option(
     "--train-split", help="Rows the network was trained on, for recipes that ask."
 )
@@ -147,14 +153,16 @@ def kind_of(logits: bool, probs: bool) -> Kind | None:
     return "logits" if logits else "probs" if probs else None
 
 
-def split_option(default: str) -> Callable[[Any], Any]:
-    """The option --split with the default of a command."""
-    return click.option("--split", default=default, help="The split to read.")
+def mode_of(sequential: bool) -> Mode:
+    """How pipelines are fitted, as --sequential says."""
+    return "sequential" if sequential else "joint"
 
 
-def output_option(what: str, *, required: bool = True) -> Callable[[Any], Any]:
+def output_option(what: str, *, required: bool = True, **more: Any) -> Callable[[Any], Any]:  # noqa: ANN401
     """The option -o, --output: the file or folder that a command writes."""
-    return click.option("-o", "--output", required=required, type=PATH, help=what)
+    return click.option(
+        "-o", "--output", **{"required": required, "type": PATH, "help": what, **more}
+    )
 
 
 def format_option(forms: Iterable[str], what: str) -> Callable[[Any], Any]:

@@ -26,6 +26,7 @@ from featcal.report import tables
 from featcal.report.compare import (
     RESAMPLES,
     Comparison,
+    every_recipe,
     parse_all,
     recipe_text,
     usual_recipes,
@@ -82,6 +83,8 @@ class Request(SimpleNamespace):
                 "--paper brings its own recipes and order, and compares each method with itself "
                 f"after clip: leave out --paper, or {given[0]}"
             )
+        if self.every and (self.paper or recipe):
+            raise InputError(f"--all names every method: leave it out, or {recipe or '--paper'}")
         if self.output is not None:
             check_free(self.output, overwrite=self.force)
 
@@ -89,6 +92,12 @@ class Request(SimpleNamespace):
         """Fits and scores the recipes, each of which the pack can serve."""
         pack = Pack.open(self.pack_path)
         recipes = tables.PAPER_RECIPES if self.paper else self.recipes
+        if self.every:
+            recipes = every_recipe(
+                classes=pack.manifest.classes,
+                features=pack.manifest.head is not None,
+                train=self.train_split is not None,
+            )
         if not recipes:
             recipes = usual_recipes(features=pack.manifest.head is not None)
         base = self.baseline
@@ -108,7 +117,7 @@ class Request(SimpleNamespace):
         train = None if self.train_split is None else pack.split(self.train_split)
         options = ("bins", "baseline", "resamples", "seed", "folds")
         how: dict[str, Any] = {key: getattr(self, key) for key in options}
-        how |= {"mode": "joint" if self.joint else "sequential", "train": train}
+        how |= {"mode": app.mode_of(self.sequential), "train": train}
         with (
             app.progress_bar(),
             app.about(pack, *dict.fromkeys((self.fit_split, self.scored_split))),
@@ -147,12 +156,15 @@ class Request(SimpleNamespace):
 @click.command()
 @app.PACK
 @click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
-@click.option("--fit-split", default="val", help="The split to fit on.")
-@click.option("--test-split", help="The split to score on.  [default: test]")
+@app.FIT_SPLIT
+@click.option("--test-split", help="The split to score.  [default: test]")
 @app.TRAIN_SPLIT
+@app.SEQUENTIAL
 @click.option("--folds", type=click.IntRange(min=2), help="Cross-fit on the fit split alone.")
-@click.option("--joint", is_flag=True, help="Fit pipelines jointly instead of step by step.")
-@click.option("--paper", is_flag=True, help="The paper's methods, each alone and after clip.")
+@click.option("--all", "every", is_flag=True, help="Every method that can be fitted to PACK.")
+@click.option(
+    "--paper", is_flag=True, help="The paper's methods, each alone and after clip, step by step."
+)
 @click.option(
     "--baseline", metavar="RECIPE", help="What the others are held against.  [default: none]"
 )
@@ -160,13 +172,13 @@ class Request(SimpleNamespace):
     "--metric",
     "metrics",
     multiple=True,
-    type=click.Choice(list(COLUMNS)),
+    type=click.Choice(list(COLUMNS), case_sensitive=False),
     metavar="NAME",
     help=f"A column to show; repeat for more. Rows are sorted by the first. One of: {NAMES}.",
 )
 @click.option(
     "--sort",
-    type=click.Choice([*COLUMNS, GIVEN]),
+    type=click.Choice([*COLUMNS, GIVEN], case_sensitive=False),
     metavar="NAME",
     help=f'Sort by this metric instead, or keep the order as "given". One of: {NAMES}.',
 )
@@ -185,11 +197,12 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
     """Fit each RECIPE on val and score it on test, with 95 % intervals.
 
     Without RECIPEs: none, auto, temperature, clip and clip | temperature. Pipelines are fitted
-    step by step, as in the paper, unless --joint is given.
+    jointly unless --sequential or --paper is given.
 
     Example: featcal compare my-pack none temperature "clip(min_accuracy=0.99) | temperature"
     """
     options["metrics"] = tuple(dict.fromkeys(options["metrics"]))  # each once
+    options["sequential"] |= options["paper"]  # whose protocol it is
     request = Request(**options)
     request.check()
     found = request.run()
@@ -204,7 +217,7 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
                 click.echo(line, err=True)
         return
     else:
-        flag = "" if request.joint else " --sequential"
+        flag = " --sequential" if request.sequential else ""
         place = shlex.quote(str(request.pack_path))
         end = f"Keep a row with: featcal fit {place} RECIPE{flag} -o cal.safetensors"
     app.say(*lines_of(found, request.blocks(found)), end)
@@ -230,7 +243,9 @@ def warnings_of(found: Comparison) -> list[str]:
     pairs = (
         (row.recipe, text) for row in found for report in row.reports for text in report.warnings
     )
-    return list(dict.fromkeys(f"Warning: {recipe}: {text}" for recipe, text in pairs))
+    few = next((report.few_rows for row in found for report in row.reports if report.few_rows), "")
+    told = dict.fromkeys(f"Warning: {recipe}: {text}" for recipe, text in pairs)
+    return [*told, *([f"Warning: {few}"] if few else [])]
 
 
 def _table(block: tables.Block) -> tables.Table:
@@ -260,14 +275,14 @@ def _table(block: tables.Block) -> tables.Table:
 
 
 @click.command()
-@click.option(
-    "--out",
+@app.output_option(
+    "Folder for the pictures and the page; made if it does not exist.",
+    required=False,
     default=Path("featcal-demo"),
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for the pictures and the page; made if it does not exist.",
 )
 @app.answered
-def demo(out: Path) -> app.Answer:
+def demo(output: Path) -> app.Answer:
     """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
     from featcal.page import Content, render  # jinja2 and plotly, for this alone
     from featcal.page.html import check_packages
@@ -280,14 +295,14 @@ def demo(out: Path) -> app.Answer:
     rows = [replace(r, scores=replace(r.scores, replicates={})) for r in content.comparison]
     settings = {**content.comparison.settings, "resamples": 0}
     found = Comparison(tuple(rows), (None,) * len(rows), settings)
-    out.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True, exist_ok=True)
     diagrams = [ReliabilityDiagram(row.scores.bins, title=row.recipe) for row in found]
-    pictures = save_comparison(diagrams, out / "reliability", overwrite=True)
-    page = out / "report.html"
+    pictures = save_comparison(diagrams, output / "reliability", overwrite=True)
+    page = output / "report.html"
     with new_file(page, overwrite=True) as temporary:
         temporary.write_text(render(content), encoding="utf-8")
     by_name = {row.recipe: row.scores.metrics for row in found}
-    raw, own, paper = (by_name[recipe] for recipe in (NONE, "auto", "clip | temperature"))
+    raw, own, paper = (by_name[recipe] for recipe in (NONE, "auto", "clip"))
     (made,) = (report.choice for row in found for report in row.reports if report.choice)
     files = {"pictures": [str(path) for path in pictures], "report": str(page)}
     return {"rows": [row.as_json() for row in found], **files}, [
@@ -300,7 +315,7 @@ def demo(out: Path) -> app.Answer:
         f"calibration error {raw['ece']:.2%} before, {own['ece']:.2%} after; NLL {raw['nll']:.4f} "
         f"before, {own['nll']:.4f} after; accuracy {raw['accuracy']:.2%} before, "
         f"{own['accuracy']:.2%} after.",
-        f"The paper's clip, then a temperature: calibration error {paper['ece']:.2%}, NLL "
+        f"The paper's clip: calibration error {paper['ece']:.2%}, NLL "
         f"{paper['nll']:.4f}, accuracy {paper['accuracy']:.2%}.",
         *(f"Picture: {path}" for path in pictures),
         "Next, with your own network:\n"

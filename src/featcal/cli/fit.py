@@ -18,7 +18,7 @@ from featcal.core.batch import Batch, Head, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.files import check_free
-from featcal.core.fit import Mode, StepReport, survey
+from featcal.core.fit import StepReport, survey
 from featcal.core.labels import all_labels
 from featcal.core.progress import tell
 from featcal.core.text import NONE, parse
@@ -40,16 +40,16 @@ FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range o
 @app.PACK
 @click.argument("recipe")
 @app.output_option("File to write.")
-@app.split_option("val")
+@app.FIT_SPLIT
 @app.TRAIN_SPLIT
-@click.option("--sequential", is_flag=True, help="Fit step by step, as the paper does.")
+@app.SEQUENTIAL
 @app.FORCE
 @app.answered
 def fit(
     pack_path: Path,
     recipe: str,
     output: Path,
-    split: str,
+    fit_split: str,
     train_split: str | None,
     sequential: bool,
     force: bool,
@@ -66,13 +66,12 @@ def fit(
     if pack.manifest.several and not calibrator.several:
         calibrator = all_labels(calibrator)
     check_recipe(calibrator, pack, train=train_split is not None)
-    check_train(train_split, split)
+    check_train(train_split, fit_split)
     train = None if train_split is None else pack.split(train_split)
-    data = pack.split(split)
-    with app.progress_bar(), app.about(pack, split), warnings.catch_warnings():
+    data = pack.split(fit_split)
+    with app.progress_bar(), app.about(pack, fit_split), warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)  # told from the report
-        mode: Mode = "sequential" if sequential else "joint"
-        report = calibrator.fit(data, pack.head, mode=mode, train=train).report
+        report = calibrator.fit(data, pack.head, mode=app.mode_of(sequential), train=train).report
     assert report is not None
     io.save(calibrator, output, overwrite=force)
     name, rows = report.loss.upper(), []
@@ -84,9 +83,10 @@ def fit(
     chose = [] if report.choice is None else [choice_table(report.choice)]
     return {**report.as_json(), "output": str(output)}, [
         *chose,
-        f"{report.recipe}: fitted on {report.rows:,} rows of {split}, {report.mode}",
+        f"{report.recipe}: fitted on {report.rows:,} rows of {fit_split}, {report.mode}",
         Table("", headings, tuple(rows)),
         *(("Warning: " if s.warning else "") + f"{s.name}: {s.message}" for s in report.steps),
+        *([f"Warning: {report.few_rows}"] if report.few_rows else []),
         f"{name} {report.loss_before:.4f} -> {report.loss_after:.4f}; wrote {output}",
     ]
 
@@ -135,18 +135,20 @@ def check_train(train_split: str | None, *others: str) -> None:
 @click.command("eval")
 @app.PACK
 @click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
-@app.split_option("test")
+@app.TEST_SPLIT
 @app.BINS
 @app.answered
-def evaluate(pack_path: Path, calibrator_path: Path | None, split: str, bins: int) -> app.Answer:
+def evaluate(
+    pack_path: Path, calibrator_path: Path | None, test_split: str, bins: int
+) -> app.Answer:
     """Score the network of PACK, or CALIBRATOR on it, by every metric.
 
     Example: featcal eval my-pack cal.safetensors
     """
     pack = Pack.open(pack_path)
     calibrator = None if calibrator_path is None else load_for(calibrator_path, pack)
-    data = pack.split(split)
-    with app.progress_bar(), app.about(pack, split):
+    data = pack.split(test_split)
+    with app.progress_bar(), app.about(pack, test_split):
         scores = score(data, calibrator, pack.head, bins=bins)
     name = "uncalibrated"
     if calibrator is not None:  # with what was learned, where that is a single number
@@ -156,9 +158,9 @@ def evaluate(pack_path: Path, calibrator_path: Path | None, split: str, bins: in
     recipe = None if calibrator is None else repr(calibrator)
     told: dict[str, Any] = {"recipe": recipe, **scores.as_json()}
     if scores.labels:
-        return told, labels_text(f"{name}, {split}: ", scores, pack.manifest.class_names)
+        return told, labels_text(f"{name}, {test_split}: ", scores, pack.manifest.class_names)
     rows = ((column.title, column.text(scores.metrics[key])) for key, column in COLUMNS.items())
-    return told, [f"{name}, {scores.n:,} rows of {split}", Table("", ("", ""), tuple(rows))]
+    return told, [f"{name}, {scores.n:,} rows of {test_split}", Table("", ("", ""), tuple(rows))]
 
 
 def labels_text(where: str, scores: Scores, names: Sequence[str] | None) -> list[app.Line]:
@@ -198,7 +200,7 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
 @click.argument("source", metavar="PACK|FILE", type=app.PATH)
 @app.CALIBRATOR
 @app.output_option("The file to write: .npy, .csv, .tsv, .parquet or .safetensors.")
-@click.option("--split", help="The split to read; test of a pack, and the only one of a file.")
+@click.option("--test-split", help="The split; test of a pack, and the only one of a file.")
 @app.LOGITS
 @app.PROBS
 @app.LABEL
@@ -209,7 +211,7 @@ def predict(
     source: Path,
     calibrator_path: Path,
     output: Path,
-    split: str | None,
+    test_split: str | None,
     logits: bool,
     probs: bool,
     label: str,
@@ -232,7 +234,7 @@ def predict(
     if not source.is_file():
         pack = Pack.open(source)
         calibrator = load_for(calibrator_path, pack)
-        data = pack.split(split or "test")
+        data = pack.split(test_split or "test")
         with app.progress_bar(), app.about(pack, data.name):
             survey(data, pack.head)
             found = _predicted(data, calibrator, pack.head, data.rows)
@@ -243,10 +245,10 @@ def predict(
             opened_rows(source, label=label, kind=kind, ignore=ignore) as contents,
             app.progress_bar(),
         ):
-            name = split or next(iter(contents.splits))
-            if name not in contents.splits or (split is None and len(contents.splits) > 1):
+            name = test_split or next(iter(contents.splits))
+            if name not in contents.splits or (test_split is None and len(contents.splits) > 1):
                 known = ", ".join(contents.splits)
-                raise InputError(f"{source} holds the splits {known}: choose one with --split")
+                raise InputError(f"{source} holds the splits {known}: choose one with --test-split")
             weights = None if contents.head is None else head_tensors(contents.head)
             if calibrator.needs_features and weights is None:
                 raise InputError(

@@ -241,9 +241,9 @@ def named_function(spec: str, returns: str = "the model and its loaders") -> Cal
 @click.command()
 @click.argument("source", metavar="PACK|PACKAGE.MODULE:FUNCTION|CALIBRATOR")
 @click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
-@click.option("--onnx", "output", required=True, type=app.PATH, help="The file to write.")
+@app.output_option("The .onnx file to write.")
 @app.HEAD
-@click.option("--split", help="Rows to compare on; the last split, if it is not named.")
+@click.option("--test-split", help="Rows to compare on; the last split, if it is not named.")
 @click.option("--rows", default=256, type=app.COUNT, help="How many to compare on.")
 @click.option("--probabilities", is_flag=True, help="Give them as a second output.")
 @click.option(
@@ -257,7 +257,7 @@ def export(
     calibrator_path: Path | None,
     output: Path,
     head: str | None,
-    split: str | None,
+    test_split: str | None,
     rows: int,
     probabilities: bool,
     tolerance: float,
@@ -273,18 +273,20 @@ def export(
 
     \b
     Examples:
-      featcal export my_project.models:build cal.safetensors --onnx model.onnx
-      featcal export my-pack cal.safetensors --onnx head.onnx
-      featcal export cal.safetensors --onnx cal.onnx
+      featcal export my_project.models:build cal.safetensors -o model.onnx
+      featcal export my-pack cal.safetensors -o head.onnx
+      featcal export cal.safetensors -o cal.onnx
     """  # noqa: D301 - click knows a block by the character itself
+    if output.suffix.lower() != ".onnx":
+        raise InputError(f"output {output} is of no known format: end it in .onnx")
     check_free(output, overwrite=force)
     if calibrator_path is None:
-        if head is not None or split is not None:
-            raise InputError("--head and --split are of a network or a pack: leave them out")
+        if head is not None or test_split is not None:
+            raise InputError("--head and --test-split are of a network or a pack: leave them out")
         model, inputs = _alone(source, rows)
         dynamic, probabilities = None, True
     else:
-        model, inputs, dynamic = _source(source, calibrator_path, head, split, rows)
+        model, inputs, dynamic = _source(source, calibrator_path, head, test_split, rows)
     with app.progress_bar():
         made = files.onnx(
             model,

@@ -30,8 +30,7 @@ LISTED = {
     **{"name": "name", "number": "table", "cells": "cells", "faulty": "marked"},
     "summary": "what it shows",
 }
-USUAL = {"--split": "test", "--fit-split": "val", "--bins": 15}
-FIT_SPLIT = click.option("--fit-split", default="val", help="The split recipes are fitted on.")
+USUAL = {"--test-split": "test", "--fit-split": "val", "--bins": 15}
 RECIPES = click.option(
     "--recipe",
     "recipes",
@@ -48,8 +47,9 @@ CALIBRATORS = click.argument("calibrators", metavar="[CALIBRATOR]...", nargs=-1,
 @app.output_option("The .html file to write.")
 @RECIPES
 @click.option("--md", type=app.PATH, help="Also write a Markdown summary.")
-@app.split_option("test")
-@FIT_SPLIT
+@app.FIT_SPLIT
+@app.TEST_SPLIT
+@app.SEQUENTIAL
 @app.BINS
 @app.FORCE
 @app.answered
@@ -100,8 +100,9 @@ def _content(
     pack_path: Path,
     calibrators: tuple[Path, ...],
     recipes: tuple[str, ...],
-    split: str,
     fit_split: str,
+    test_split: str,
+    sequential: bool,
     bins: int,
     output: Path | None = None,
     md: Path | None = None,
@@ -113,8 +114,8 @@ def _content(
     pack = Pack.open(pack_path)
     files = {str(path): load_for(path, pack) for path in calibrators}
     # Refused before any row is looked at: what is wrong here is no fault of the rows of a split.
-    check_splits(fit_split, split)
-    for part in (fit_split, split):
+    check_splits(fit_split, test_split)
+    for part in (fit_split, test_split):
         pack.split(part)
     for calibrator in parse_all(recipes) if recipes else ():
         if calibrator is not None:
@@ -123,16 +124,18 @@ def _content(
     # The command as typed, without what is the default anyway.
     words = ["featcal", command, pack_path, *calibrators, *(["-o", output] if output else [])]
     words += [word for recipe in recipes for word in ("--recipe", recipe)]
-    given = {"--md": md, "--split": split, "--fit-split": fit_split, "--bins": bins}
+    given = {"--md": md, "--fit-split": fit_split, "--test-split": test_split, "--bins": bins}
     for option, value in given.items():
         words += [option, value] if value != USUAL.get(option) else []
-    with app.progress_bar(), app.about(pack, fit_split, split):
+    words += ["--sequential"] * sequential
+    with app.progress_bar(), app.about(pack, fit_split, test_split):
         return Content.of(
             pack,
             recipes or DEFAULT_RECIPES,
             files,
             fit=fit_split,
-            test=split,
+            test=test_split,
+            mode=app.mode_of(sequential),
             bins=bins,
             command=shlex.join(map(str, words)),
         )
@@ -149,8 +152,9 @@ def _content(
     type=click.IntRange(0, 65535),
     help="Where to listen; a free one if not.",
 )
-@app.split_option("test")
-@FIT_SPLIT
+@app.FIT_SPLIT
+@app.TEST_SPLIT
+@app.SEQUENTIAL
 @app.BINS
 @click.option(
     "--browser/--no-browser",

@@ -27,7 +27,7 @@ from featcal.core.batch import (
     raw_logits,
     trainable,
 )
-from featcal.core.checks import CalibrationWarning, InputError, check_finite
+from featcal.core.checks import CalibrationWarning, InputError, check_finite, check_positive
 from featcal.core.fit import (
     MODES,
     Counted,
@@ -47,20 +47,23 @@ from featcal.core.fit import (
     survey,
 )
 from featcal.core.progress import FEW_LARGE, calm
+from featcal.core.show import html_table
 from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}
 MOST_STEPS = 16  # of a recipe: what can be saved can be read again (see `featcal.core.text`)
 VIEWS = ("unclipped", "clipped")  # of features, see `seen_features`
+SEARCHED = ("criterion", "grid", "min_accuracy", "reference")  # arguments of searches
 NUDGE = 2.0**-20  # the relative distance by which a prediction is kept ahead of the next class
 
 
 class Calibrator(nn.Module, ABC):
     """Turns a head (features -> logits) into a better calibrated head.
 
-    A fresh calibrator is the identity, bit for bit: there is no unfitted state. Constructor
-    arguments are hyperparameters, fitted values are buffers, and `report` tells how they came.
-    A subclass that sets `name` is registered under it for recipes, files and the command line.
+    A fresh calibrator is the identity, bit for bit, unless its recipe fixes the value: there is no
+    unfitted state. Constructor arguments are hyperparameters, fitted values are buffers, and
+    `report` tells how they came. A subclass that sets `name` is registered under it for recipes,
+    files and the command line.
     """
 
     name: ClassVar[str]
@@ -68,6 +71,7 @@ class Calibrator(nn.Module, ABC):
     symbols: ClassVar[Mapping[str, str]] = {}  # fitted values as tables call them: threshold, c
     needs_features: bool = True
     takes_features: bool = False  # reads features where there are some, and does without
+    most_classes: float = math.inf  # that its defaults can be fitted to in reasonable time
     needs_train: bool = False  # rows the classifier was trained on
     keeps_accuracy: bool = False
     keeps_rows: bool = False  # whether rows of the fit split are among the fitted values
@@ -81,6 +85,7 @@ class Calibrator(nn.Module, ABC):
     def __init__(self) -> None:
         super().__init__()
         self.report: FitReport | None = None
+        self.fixed: dict[str, float] = {}  # values that the recipe gives, which no fit changes
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -185,7 +190,27 @@ class Calibrator(nn.Module, ABC):
 
     def hyperparameters(self) -> dict[str, Any]:
         """The constructor's arguments, as given."""
-        return {key: getattr(self, key) for key in inspect.signature(type(self)).parameters}
+        keys = inspect.signature(type(self)).parameters
+        return {
+            key: self.fixed.get(key) if key in self._buffers else getattr(self, key) for key in keys
+        }
+
+    def register_number(self, key: str, born: float, given: float | None) -> None:
+        """The one fitted number of a method, born as the identity's unless a recipe fixes it.
+
+        The last thing a constructor does: what steers a search is refused beside a fixed value.
+        """
+        self.register_buffer(key, torch.tensor(born))
+        if given is None:
+            return
+        self.fixed[key] = check_positive(self.name, key, given)
+        self.assign(**self.fixed)
+        known = inspect.signature(type(self)).parameters
+        for other, value in self.hyperparameters().items():
+            if other in SEARCHED and value != known[other].default:
+                raise InputError(
+                    f"{self.name}: {key}={given} leaves nothing to search: leave out {other}"
+                )
 
     def reset(self) -> Self:
         """Forgets what was fitted: the identity again."""
@@ -195,9 +220,23 @@ class Calibrator(nn.Module, ABC):
             self._buffers[key] = value if old is None else value.to(old.device)
         return self
 
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was fitted, assigned, loaded or fixed: the identity it was born as."""
+        same = (
+            torch.equal(value.cpu(), born.cpu())
+            for step in self.steps_in_order()
+            for value, born in zip(
+                step.buffers(), type(step)(**step.hyperparameters()).buffers(), strict=True
+            )
+        )
+        fixed = any(step.fixed for step in self.steps_in_order())
+        return self.report is None and not fixed and all(same)
+
     def stand_in(self) -> Calibrator:
         """What joint fitting refits per value of an earlier step: this, or a cheaper method."""
-        return copy.deepcopy(self) if self.quick is None else METHODS[self.quick]()
+        own = self.quick is None or self.fixed
+        return copy.deepcopy(self) if own else METHODS[self.quick]()  # type: ignore[index]
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps this calibrator consists of: itself, unless it is a pipeline."""
@@ -289,6 +328,13 @@ class Calibrator(nn.Module, ABC):
             few = f"{float(value):.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
             values.append(f"{key.rpartition('.')[2]}={few}")
         return "   ".join([repr(self), " ".join(values)])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how it was fitted, or the values that it holds."""
+        if self.report is not None:
+            return self.report._repr_html_()
+        recipe, _, values = str(self).partition("   ")
+        return html_table(("recipe", "values"), [(f"`{recipe}`", values)])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Half of a model's precision is for its weights: the few fitted values stay in full."""

@@ -127,6 +127,23 @@ def check_strength(method: str, key: str, value: object) -> float:
     return value if isinstance(value, int) else float(value)  # type: ignore[arg-type]
 
 
+def check_positive(method: str, key: str, value: object) -> float:
+    """A finite number above 0, as a recipe may fix one: `temperature(temperature=1.4)`.
+
+    >>> check_positive("clip", "threshold", 0)
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: clip: threshold is 0: give a number above 0, or leave it out \
+to have it fitted
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < 3e38:  # type: ignore[operator]  # of a float32
+        raise InputError(
+            f"{method}: {key} is {value!r}: give a number above 0, or leave it out to have it "
+            "fitted"
+        )
+    return value if isinstance(value, int) else float(value)  # type: ignore[arg-type]
+
+
 def whole_number(value: object) -> int:
     """The integer that a value is; -1, which every caller refuses, for what is none."""
     try:

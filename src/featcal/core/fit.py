@@ -38,6 +38,7 @@ from featcal.core.batch import (
 )
 from featcal.core.checks import InputError, check_batch, check_same
 from featcal.core.sample import Folds
+from featcal.core.show import html_table
 from featcal.core.stored import made
 
 if TYPE_CHECKING:
@@ -48,9 +49,8 @@ MODES: tuple[Mode, ...] = ("joint", "sequential")
 
 ECE_BINS = 15
 FEW = 10  # wrong rows from which on the data alone decide
-PER_NUMBER = (
-    10  # samples; a step that learns from fewer for each of its numbers is judged on others
-)
+FEW_ROWS = 100  # below, chance moves an accuracy by 5 points, as much as a fit hopes to mend
+PER_NUMBER = 10  # samples; a step that has fewer for each of its numbers is judged on others
 FOLDS = 3  # of that judgement
 HEAD_ROWS = 64  # of the first batch, on which a head is tried
 
@@ -403,17 +403,22 @@ def unsmoothed(
 
     Caution must hold a fit back and never push it further from what the network says itself.
     """
-    losses = measure(problem.data, problem.loss.base)
-    for step in steps:
-        problem = after(problem, step)
-        losses += measure(problem.data, problem.loss.base)
+
+    def plain_losses() -> list[float]:
+        view, found = problem, measure(problem.data, problem.loss.base)
+        for step in steps:
+            view = after(view, step)
+            found += measure(view.data, problem.loss.base)
+        return found
+
+    losses = plain_losses()
     if not losses[-1] < losses[0]:
         why = f"no-op: {problem.loss.name} does not fall, and too few rows are wrong to tell more"
         for place, step in enumerate(steps):
             step.reset()
-            if not reports[place].noop:
+            if not reports[place].noop and not step.fixed:
                 reports[place] = StepReport(step.name, {}, True, 0, 0, True, why)
-        losses = losses[:1] * len(losses)
+        losses = plain_losses()
     share = {"smoothing": problem.loss.smoothing}
     return [
         replace(one, loss_before=old, loss_after=new, details=one.details | share)
@@ -563,6 +568,20 @@ def settle(
     return StepReport(step.name, {}, True, before, before, converged, why, details=details)
 
 
+def applied(step: Calibrator, problem: Problem) -> list[StepReport]:
+    """The report of a step whose value the recipe fixes: measured as it is, and never fitted."""
+    problem, losses = refitting(problem), []
+    for rows in (problem.data, after(problem, step).data):
+        view, known = refitted(problem, rows)
+        losses.append(measure(view, problem.loss)[0] if known is None else known)
+    names = (f"{step.symbols.get(key, key)} = {value:.4g}" for key, value in step.fixed.items())
+    told, (before, now) = f"{', '.join(names)} as given, not fitted", losses
+    rise = f"{problem.loss.name} rises from {before:.4f} to {now:.4f} on the fit split"
+    warning = f"{told}: {rise}" if now > before else ""
+    values, ended = dict(step.fixed), (True, warning or told, warning, {"fixed": True})
+    return [StepReport(step.name, values, False, before, now, *ended)]
+
+
 def loss_left_out(step: Calibrator, problem: Problem, loss: Loss) -> float | None:
     """The loss on every row of a step like this one fitted without it; None for too few rows."""
     folds, seen = Folds(problem.data, FOLDS), []
@@ -655,6 +674,17 @@ class FitReport:
         return [step.warning for step in self.steps if step.warning]
 
     @property
+    def few_rows(self) -> str:
+        """Says where rows are so few that what was learned from them may be chance; else empty."""
+        learned = any(not step.noop and not step.details.get("fixed") for step in self.steps)
+        if self.rows >= FEW_ROWS or not learned:
+            return ""
+        return (
+            f"{self.rows} rows are few: what is learned from fewer than {FEW_ROWS} may be chance "
+            "and make others worse; fit on more"
+        )
+
+    @property
     def choice(self) -> StepReport | None:
         """The step that chose among recipes, where one did."""
         return next((step for step in self.steps if step.details.get("choice")), None)
@@ -670,7 +700,20 @@ class FitReport:
         tail = ("noop", "loss_before", "loss_after", "seconds", "warnings")
         found = {key: getattr(self, key) for key in head}
         found["steps"] = [step.as_json() for step in self.steps]
-        return plain(found | {key: getattr(self, key) for key in tail})  # type: ignore[no-any-return]
+        found |= {key: getattr(self, key) for key in tail}
+        found["warnings"] += [self.few_rows] if self.few_rows else []
+        return plain(found)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the steps, and what a person should look at."""
+        name = self.loss.upper()
+        rows = [
+            (f"`{one.name}`", one.message, f"{one.loss_before:.4f}", f"{one.loss_after:.4f}")
+            for one in self.steps
+        ]
+        above = f"`{self.recipe}`, fitted on {self.rows:,} rows, {self.mode}"
+        headings = ("step", "fitted", f"{name} before", f"{name} after")
+        return html_table(headings, rows, above=above, below=self.few_rows)
 
     def as_record(self) -> dict[str, Any]:
         """The form kept in a calibrator's file; `of_record` reads it back."""

@@ -8,6 +8,7 @@ recomputed, which is the layer ablation of the paper.
 from __future__ import annotations
 
 import copy
+import warnings
 from functools import partial, reduce
 from operator import or_
 from types import MethodType
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from featcal.core.batch import device_of
 from featcal.core.calibrator import Calibrator, FeatureMap
-from featcal.core.checks import InputError
+from featcal.core.checks import CalibrationWarning, InputError
 from featcal.heads import find
 from featcal.heads.head import CalibratedHead, Wrapper, calibrated, linear_view, logit_rows
 
@@ -46,6 +47,9 @@ def attach(
     """
     check_uncalibrated(model)
     calibrator = calibrator.outcome()
+    if calibrator.fresh:
+        told = f"{calibrator!r} was never fitted and changes nothing: fit it, or load its values"
+        warnings.warn(told, CalibrationWarning, stacklevel=2)
 
     def misfit(last: nn.Module) -> str:
         """In what a layer differs from the one the calibrator was fitted to, where known."""
@@ -107,6 +111,7 @@ def detach(model: nn.Module) -> nn.Module:
         raise InputError("the model has no calibrated head: there is nothing to detach")
     while found := _wrappers(model):
         model = _replaced(model, found[0], found[0].uncalibrated)
+    vars(model).pop("calibration", None)  # what `calibrate` told of it
     return model
 
 

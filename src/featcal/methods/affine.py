@@ -210,6 +210,7 @@ class PenalisedMatrix(HeldMap):
 
     symbols: ClassVar[dict[str, str]] = dict.fromkeys(("ridge", "off_diagonal", "bias"), "penalty")
     matrix = True
+    most_classes = MOST_CLASSES
     chosen = "off_diagonal"
 
     def __init__(

@@ -40,6 +40,7 @@ from featcal.core.fit import (
     Problem,
     StepReport,
     accuracy,
+    applied,
     confidence,
     kept_everywhere,
     measure,
@@ -88,6 +89,7 @@ class FeatureClip(FeatureMap):
     preserving: `min_accuracy` keeps it from costing too much.
 
     Args:
+        threshold: c itself, applied as given; None to have it fitted.
         criterion: what c is chosen by: "nll", "brier" or "ece".
         min_accuracy: the share of the unclipped accuracy that must remain, such as 0.99; None for
             no guard.
@@ -101,7 +103,12 @@ class FeatureClip(FeatureMap):
     threshold: Tensor
 
     def __init__(
-        self, *, criterion: str = "nll", min_accuracy: float | None = None, reference: bool = False
+        self,
+        *,
+        threshold: float | None = None,
+        criterion: str = "nll",
+        min_accuracy: float | None = None,
+        reference: bool = False,
     ) -> None:
         super().__init__()
         check_choice(self.name, "criterion", criterion, CRITERIA)
@@ -116,7 +123,7 @@ class FeatureClip(FeatureMap):
             # The recipe shows numpy's floats as Python's.
             min_accuracy = min_accuracy if isinstance(min_accuracy, int) else float(min_accuracy)
         self.criterion, self.min_accuracy, self.reference = criterion, min_accuracy, reference
-        self.register_buffer("threshold", torch.tensor(math.inf))
+        self.register_number("threshold", math.inf, threshold)
 
     def map_features(self, features: Tensor) -> Tensor:
         """clamp(x, -c, c)."""
@@ -125,6 +132,8 @@ class FeatureClip(FeatureMap):
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Searches c and measures what it does to the rows."""
+        if self.fixed:
+            return applied(self, problem)
         criterion = problem.criterion(self.criterion)
         problem = refitting(problem)
         if self.reference:

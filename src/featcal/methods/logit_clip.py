@@ -14,7 +14,7 @@ from featcal.core import dist
 from featcal.core.batch import Data, stored_logits
 from featcal.core.calibrator import LogitMap, keep_prediction
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import CRITERIA, Problem, StepReport, accuracy, measure, settle
+from featcal.core.fit import CRITERIA, Problem, StepReport, accuracy, applied, measure, settle
 from featcal.core.progress import calm, track
 from featcal.core.scalar import Minimum, Point, Walk, best_of, refine
 
@@ -35,6 +35,7 @@ class LogitClip(LogitMap):
     that ends there is reported as a no-op. The search is by what is given out, ties and all.
 
     Args:
+        threshold: c itself, applied as given; None to have it fitted.
         criterion: what c is chosen by: "nll", "brier" or "ece".
         ties: "keep" gives the predicted class a place just ahead of its equals, so that accuracy is
             kept; "first" is the plain clamp, which predicts the first class among equals.
@@ -49,7 +50,12 @@ class LogitClip(LogitMap):
     threshold: Tensor
 
     def __init__(
-        self, *, criterion: str = "nll", ties: str = "keep", reference: bool = False
+        self,
+        *,
+        threshold: float | None = None,
+        criterion: str = "nll",
+        ties: str = "keep",
+        reference: bool = False,
     ) -> None:
         super().__init__()
         check_choice(self.name, "criterion", criterion, CRITERIA)
@@ -59,7 +65,7 @@ class LogitClip(LogitMap):
             raise InputError("logit_clip: reference=True fixes the search: leave the others out")
         self.criterion, self.ties, self.reference = criterion, ties, reference
         self.keeps_accuracy = ties == "keep" and not reference
-        self.register_buffer("threshold", torch.tensor(math.inf))
+        self.register_number("threshold", math.inf, threshold)
 
     def map_logits(self, logits: Tensor) -> Tensor:
         """clamp(z, -c, c), and the prediction put ahead where it was clamped."""
@@ -72,6 +78,8 @@ class LogitClip(LogitMap):
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """A scan over the sizes of the logits, then a walk."""
+        if self.fixed:
+            return applied(self, problem)
         self.reset()
         criterion, data = problem.criterion(self.criterion), problem.data
 

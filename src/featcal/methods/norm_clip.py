@@ -27,7 +27,7 @@ from featcal.core.batch import (
     wide,
 )
 from featcal.core.calibrator import Calibrator
-from featcal.core.fit import Problem, StepReport, measure, refitted, refitting
+from featcal.core.fit import Problem, StepReport, applied, measure, refitted, refitting
 from featcal.core.progress import calm
 from featcal.core.sample import hashed_sample
 from featcal.core.scalar import Point, Walk, best_of, minimize_log, refine
@@ -45,6 +45,9 @@ class NormClip(Calibrator):
 
     Rows no longer than c stay as they are. c = inf is the identity; it is always a candidate, and a
     fit that ends there is reported as a no-op.
+
+    Args:
+        threshold: c itself, applied as given; None to have it fitted.
     """
 
     name = "norm_clip"
@@ -55,9 +58,9 @@ class NormClip(Calibrator):
     any_head = True
     threshold: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, *, threshold: float | None = None) -> None:
         super().__init__()
-        self.register_buffer("threshold", torch.tensor(math.inf))
+        self.register_number("threshold", math.inf, threshold)
 
     def forward(self, features: Tensor, head: Head) -> Tensor:
         """The head's logits, divided where the row is longer than c."""
@@ -66,6 +69,8 @@ class NormClip(Calibrator):
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """A scan and a walk over log c on a sample, then a walk on all rows."""
+        if self.fixed:
+            return applied(self, problem)
         self.reset()
         with calm(problem.facts.rows * problem.facts.classes):
             norms = [norms_of(features_of(batch)) for batch in problem.data]

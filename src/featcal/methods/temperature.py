@@ -12,7 +12,7 @@ from torch import Tensor
 
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_choice, check_flags
-from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, measure
+from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, applied, measure
 from featcal.core.gradient import published_lbfgs
 from featcal.core.progress import calm
 from featcal.core.scalar import Tempered, temper
@@ -28,6 +28,7 @@ class Temperature(LogitMap):
     T minimises the loss of the fit (NLL) or another criterion: see `core.scalar.temper`.
 
     Args:
+        temperature: T itself, applied as given; None to have it fitted.
         criterion: what T is chosen by: "nll", "brier" or "ece"; None for the loss of the fit.
         grid: choose T among 0.1, 0.2, ..., 10.0, as the focal-loss study did.
         reference: the search behind the paper's tables: L-BFGS from T = 1 with step 0.02 and no
@@ -41,7 +42,12 @@ class Temperature(LogitMap):
     temperature: Tensor
 
     def __init__(
-        self, *, criterion: str | None = None, grid: bool = False, reference: bool = False
+        self,
+        *,
+        temperature: float | None = None,
+        criterion: str | None = None,
+        grid: bool = False,
+        reference: bool = False,
     ) -> None:
         super().__init__()
         if criterion is not None:
@@ -50,7 +56,7 @@ class Temperature(LogitMap):
         if reference and (grid or criterion is not None):
             raise InputError("temperature: reference=True fixes the search: leave the others out")
         self.criterion, self.grid, self.reference = criterion, grid, reference
-        self.register_buffer("temperature", torch.ones(()))
+        self.register_number("temperature", 1.0, temperature)
 
     def map_logits(self, logits: Tensor) -> Tensor:
         """Divides by T."""
@@ -58,6 +64,8 @@ class Temperature(LogitMap):
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton for the NLL; a scan and a walk in log T for any other loss."""
+        if self.fixed:
+            return applied(self, problem)
         near = 1 / float(self.temperature) if problem.warm else None
         self.reset()
         # In a refit for what an earlier step tries, nobody asks what the loss was without T.

@@ -20,9 +20,10 @@ from featcal.analysis.sweep import POINTS, fit_quietly
 from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, as_data, features_of
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
+from featcal.core.fit import Mode
 from featcal.core.progress import calm, track
 from featcal.core.sample import row_hash
-from featcal.core.text import NONE
+from featcal.core.text import NONE, parse
 from featcal.data import Pack
 from featcal.data.pack import MANIFEST, sha256
 from featcal.methods.clip import FeatureClip
@@ -85,6 +86,7 @@ class Content:
         *,
         fit: str = "val",
         test: str = "test",
+        mode: Mode = "joint",
         bins: int = 15,
         resamples: int = RESAMPLES,
         seed: int = 0,
@@ -99,6 +101,7 @@ class Content:
             calibrators: fitted beforehand, by the names of their files where they have one.
             fit: the split to fit on.
             test: the split to score on.
+            mode: pipelines are fitted jointly, or "sequential", step by step as in the paper.
             bins: of the binned metrics and the diagrams.
             resamples: behind the intervals, 100 to 10,000.
             seed: of all that is drawn.
@@ -118,7 +121,7 @@ class Content:
             files = {f"calibrator {place}": one for place, one in enumerate(files, start=1)}
         asked: dict[str, Any] = {"bins": bins, "resamples": resamples, "seed": seed}
         with scene.calmly():
-            found = compare(scene.fit, scene.samples, list(chosen), scene.head, **asked)
+            found = compare(scene.fit, scene.samples, list(chosen), scene.head, mode=mode, **asked)
             rows = list(found.rows)
             for file, calibrator in track("scoring calibrators", list(files.items())):
                 started = perf_counter()
@@ -160,7 +163,7 @@ class Content:
                 (entries[0].classes, entries[summary.pick or 0].classes),
                 units,
                 values,
-                sweeps_of(scene, found),
+                sweeps_of(scene, found, mode),
                 scene.notes,
                 {
                     "pack": {**pack.summary(), "path": str(pack.path), "sha256": manifest},
@@ -456,23 +459,22 @@ def clipped(calibrator: Calibrator | None) -> tuple[Clipped | None, Calibrator |
     return (" | ".join(map(repr, steps[1:])) or None, float(steps[0].threshold)), None
 
 
-def sweeps_of(scene: Scene, rows: Iterable[Row]) -> tuple[analysis.ClipSweep, ...]:
+def sweeps_of(scene: Scene, rows: Iterable[Row], mode: Mode) -> tuple[analysis.ClipSweep, ...]:
     """What every threshold would do: for clip alone, with temperature, and for each row it suits.
 
     Args:
         scene: the scored rows.
         rows: fitted recipes; those that begin with a clip tell where it ended, and what follows.
+        mode: how they were fitted.
     """
     if not scene.shows_features:
         return ()
     given = {row.recipe: clipped(row.calibrator)[0] for row in rows}
     known = {recipe: one for recipe, one in given.items() if one is not None}
-    if "clip" not in known:
-        clip = FeatureClip()
-        fit_quietly(clip, scene.fit, scene.head)
-        known["clip"] = None, float(clip.threshold)
-    # Step by step a clip is fitted for itself, so that one threshold serves for every tail.
-    known.setdefault(WARM, ("temperature", known["clip"][1]))
+    for name in {"clip", WARM} - known.keys():
+        one = clipped(fit_quietly(parse(name), scene.fit, scene.head, mode))[0]
+        assert one is not None
+        known[name] = one
     first = {name: known.pop(name) for name in ("clip", WARM)}
     return sweep(scene, {**first, **known})
 

@@ -61,7 +61,7 @@ class Live:
         scene, own = self.content.scene, self.content.comparison
         with scene.calmly():
             if name not in self.known:
-                asked = {key: own.settings[key] for key in ("bins", "resamples", "seed")}
+                asked = {key: own.settings[key] for key in ("mode", "bins", "resamples", "seed")}
                 found = compare(scene.fit, scene.samples, [name], scene.head, **asked)
                 self.known[name] = found[0]
             row = self.known[name]

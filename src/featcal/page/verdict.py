@@ -334,13 +334,14 @@ def _command(
     recipe = comparison[pick].recipe
     file = dict(where.files).get(recipe)
     if file is not None:
-        split = option("--split", where.test, "test")
+        split = option("--test-split", where.test, "test")
         return f"featcal predict {pack} {shlex.quote(file)}{split} -o probs.npy"
     # In double quotes, which every shell knows, unless something inside would act there.
     acts = any(mark in recipe for mark in '"$`\\!')
     quoted = shlex.quote(recipe) if acts or recipe.isalnum() else f'"{recipe}"'
-    sequential = " --sequential" if " | " in recipe else ""
-    split = option("--split", where.fit, "val")
+    stepwise = " | " in recipe and comparison.settings.get("mode") == "sequential"
+    sequential = " --sequential" if stepwise else ""
+    split = option("--fit-split", where.fit, "val")
     return f"featcal fit {pack} {quoted}{split}{sequential} -o cal.safetensors"
 
 

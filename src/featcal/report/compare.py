@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, as_data, head_of
-from featcal.core.calibrator import Calibrator, Pipeline
+from featcal.core.calibrator import METHODS, Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import Answers, suited
@@ -44,7 +44,7 @@ from featcal.report.bootstrap import (
     marks,
 )
 from featcal.report.scores import Scores, calibrated_logits, check_usable, score
-from featcal.report.tables import markdown
+from featcal.report.tables import html, markdown
 from featcal.version import __version__
 
 DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
@@ -57,7 +57,7 @@ def compare(
     recipes: Sequence[str] = DEFAULT_RECIPES,
     head: Head | None = None,
     *,
-    mode: Mode = "sequential",
+    mode: Mode = "joint",
     bins: int = 15,
     baseline: str | None = None,
     resamples: int = RESAMPLES,
@@ -73,7 +73,7 @@ def compare(
         test_data: other such rows; None with `folds` or a pack.
         recipes: their texts; "none" is the network as it is.
         head: the classifier's last layer, when the data holds features and does not bring it along.
-        mode: pipelines are fitted step by step, as in the paper, or jointly.
+        mode: pipelines are fitted jointly, or "sequential", step by step as in the paper.
         bins: of the binned metrics.
         baseline: the recipe the others are compared with, by paired differences; without one
             "none", where it is among the recipes.
@@ -157,21 +157,59 @@ def compare(
         seconds += sum(report.seconds for report in reports)
         of_folds = () if dealt is None else tuple(one for one in fitted if one is not None)
         rows.append(Row(name, fitted[0] if dealt is None else None, scores, seconds, of_folds))
-    settings = {
-        **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
-        **{"level": LEVEL, "baseline": None if base is None else names[base]},
-        "marks": {"correction": "holm", "floor": FLOOR},
-        "drawn": {"groups": GROUPS if drawn and drawn.grouped else None, "unseen": UNSEEN},
-        "versions": versions(),
-    }
+    settings = settings_of(
+        *(mode, bins, folds, resamples, seed),
+        baseline=None if base is None else names[base],
+        grouped=drawn is not None and drawn.grouped,
+    )
     against = tuple(None if index == base else base for index in range(len(rows)))
     return Comparison(tuple(rows), against, settings)
+
+
+def settings_of(
+    mode: Mode,
+    bins: int = 15,
+    folds: int | None = None,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    *,
+    baseline: str | None,
+    grouped: bool = False,
+) -> dict[str, Any]:
+    """How the numbers of a comparison came about, as it keeps them."""
+    return {
+        **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
+        **{"level": LEVEL, "baseline": baseline},
+        "marks": {"correction": "holm", "floor": FLOOR},
+        "drawn": {"groups": GROUPS if grouped else None, "unseen": UNSEEN},
+        "versions": versions(),
+    }
 
 
 def usual_recipes(*, features: bool) -> tuple[str, ...]:
     """The recipes that are compared where none are named: those that can be, with what there is."""
     every = zip(DEFAULT_RECIPES, parse_all(DEFAULT_RECIPES), strict=True)
     return tuple(text for text, one in every if features or one is None or not one.needs_features)
+
+
+def every_recipe(*, classes: int, features: bool, train: bool) -> tuple[str, ...]:
+    """The network as it is and every method by its defaults that can be fitted with what there is.
+
+    Args:
+        classes: how many there are.
+        features: whether there are features and the layer they enter.
+        train: whether there are rows the network was trained on.
+    """
+    every = {name: kind() for name, kind in METHODS.items()}
+    fits = (
+        name
+        for name, one in every.items()
+        if (features or not one.needs_features)
+        and (train or not one.needs_train)
+        and classes <= one.most_classes
+    )
+    pairs = ("clip | temperature",) if features else ()
+    return (NONE, *fits, *pairs)
 
 
 def parse_all(recipes: Sequence[str]) -> list[Calibrator | None]:
@@ -261,6 +299,10 @@ class Comparison(Sequence[Row]):
 
     def __repr__(self) -> str:
         return markdown(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html(self)
 
     def differences(self, metric: str) -> list[Difference | None]:
         """Every row against its baseline by one metric; None where it has none.

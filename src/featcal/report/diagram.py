@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -159,12 +159,12 @@ class ReliabilityDiagram:
 
         Args:
             ax: axes for the diagram, or a pair of axes for the diagram and the histogram of the
-                confidence below it; None makes a figure of its own, which pyplot does not know.
+                confidence below it; None makes a figure of pyplot, which `plt.show()` shows.
         """
         require_matplotlib()
         if ax is None:
             with own_style():
-                return replace(self, axes=figure([self])[1][0])
+                return replace(self, axes=figure([self], shown=True)[1][0])
         given = all_axes(ax)
         if len(given) not in (1, 2):
             raise InputError(
@@ -181,9 +181,18 @@ class ReliabilityDiagram:
             draw_histogram(histogram, self, tallest=float(self.share.max()))
         return replace(self, axes=(diagram, histogram))
 
+    def save(self, path: Path | str, *, overwrite: bool = False) -> Path:
+        """Writes the picture to a .png or .svg file and returns its path."""
+        path = Path(path)
+        form = path.suffix.lower().removeprefix(".")
+        if form not in METADATA:
+            raise InputError(f"path {path} is of no known format: end it in .png or .svg")
+        stem = path.with_suffix("")
+        return save_comparison([self], stem, formats=[form], overwrite=overwrite)[0]
+
     def _repr_png_(self) -> bytes | None:
         """The picture a notebook shows, unless pyplot shows it already."""
-        return notebook_png(self)
+        return notebook_png(self, lambda: figure([self])[0])
 
 
 def all_axes(ax: Panels | None) -> list[Axes]:
@@ -194,17 +203,22 @@ def all_axes(ax: Panels | None) -> list[Axes]:
     return [ax] if isinstance(ax, Axes) else list(np.ravel(np.asarray(ax, dtype=object)))
 
 
-def notebook_png(picture: Any) -> bytes | None:  # noqa: ANN401 - has `axes` once drawn, and `plot`
-    """The picture a notebook shows; None without matplotlib, and where pyplot shows it already."""
+def notebook_png(picture: Any, drawn: Callable[[], Figure]) -> bytes | None:  # noqa: ANN401
+    """The picture a notebook shows; None without matplotlib, and where pyplot shows it already.
+
+    Args:
+        picture: has `axes` once it was drawn.
+        drawn: draws it on a figure that pyplot does not know.
+    """
     if picture.axes is not None and all_axes(picture.axes)[0].figure.canvas.manager is not None:
         return None
     try:
-        drawn: Any = all_axes(picture.plot().axes)[0]
+        require_matplotlib()
     except InputError:
         return None
     file = io.BytesIO()
     with own_style():
-        drawn.figure.savefig(file, format="png", dpi=DPI)
+        drawn().savefig(file, format="png", dpi=DPI)
     return file.getvalue()
 
 
@@ -311,8 +325,10 @@ def own_style() -> Iterator[None]:
         yield
 
 
-def figure(diagrams: Sequence[ReliabilityDiagram]) -> tuple[Figure, list[Pair]]:
-    """A figure that pyplot does not know, with a panel for each diagram and one legend."""
+def figure(
+    diagrams: Sequence[ReliabilityDiagram], *, shown: bool = False
+) -> tuple[Figure, list[Pair]]:
+    """A figure with a panel for each diagram and one legend; pyplot knows it where it is shown."""
     from matplotlib.figure import Figure
 
     handles = legend_handles(diagrams)
@@ -325,7 +341,12 @@ def figure(diagrams: Sequence[ReliabilityDiagram]) -> tuple[Figure, list[Pair]]:
     row_height = FOOT + HISTOGRAM + BETWEEN + SIDE + HEAD + LINE * title_lines
     width = LEFT + columns * (SIDE + APART) - APART + RIGHT
     height = bottom + rows * row_height
-    figure = Figure(figsize=(width, height))
+    made: Callable[..., Figure] = Figure
+    if shown:
+        from matplotlib import pyplot
+
+        made = pyplot.figure
+    figure = made(figsize=(width, height))
     figure.legend(handles=handles, loc="lower center", ncols=in_line, frameon=False)
     tallest = max(float(diagram.share.max()) for diagram in diagrams)
     pairs: list[Pair] = []

@@ -27,6 +27,7 @@ from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.labels import Answers
 from featcal.core.progress import calm
+from featcal.core.show import html_table
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
 from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
@@ -100,6 +101,16 @@ class Scores:
             return UNKNOWN
         chance = self.chance.get(name, (0.0, 0.0))
         return metric_interval(name, self.metrics[name], self.replicates[name], chance)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: every metric, with its interval where there is one."""
+        rows = []
+        for name, column in COLUMNS.items():
+            found = self.interval(name)
+            ends = f"[{column.number(found.low)}, {column.number(found.high)}]"
+            ends = ends if name in self.replicates else ""
+            rows.append((column.title, column.text(self.metrics[name]), ends))
+        return html_table((), rows, above=f"{self.n:,} rows")
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal eval --json` prints it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from featcal.core.calibrator import METHODS
 from featcal.core.fit import FitReport, StepReport
+from featcal.core.show import html_table
 from featcal.metrics.columns import COLUMNS, Column, columns
 from featcal.report.bootstrap import FEW_WRONG, UNKNOWN, Difference, Interval
 
@@ -149,6 +150,7 @@ def step_text(*steps: StepReport) -> str:
     recipes = dict.fromkeys(step.values["recipe"] for step in acting if "recipe" in step.values)
     told = [*([" or ".join(recipes)] if recipes else []), *_named_values(acting)]
     text = WITHIN.join([*told[:SHOWN], *(["..."] if len(told) > SHOWN else [])])
+    text += " (given)" if acting[0].details.get("fixed") else ""
     if len(acting) < len(steps):
         return f"{text} ({idle} in {len(steps) - len(acting)} of {len(steps)} folds)".lstrip()
     return text
@@ -376,12 +378,38 @@ def markdown(
         blocks: their layout; without one, one line per recipe and the usual metrics.
         arrows: the marks for "down" and "up".
     """
+    parts = []
+    for table in text_tables(comparison, blocks, arrows):
+        title = f"**{table.title}**\n\n" if table.title else ""
+        parts.append(title + table.markdown(gap=" "))
+    told = "\n".join(f"- {note}" for note in notes(comparison))
+    return inert("\n\n".join([*parts, told])) + "\n"
+
+
+def html(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
+    """The same as HTML, for notebooks."""
+    tables = text_tables(comparison, blocks)
+    told = " ".join(notes(comparison))
+    return "".join(
+        html_table(
+            table.headings, table.rows, above=table.title, below=told if table is tables[-1] else ""
+        )
+        for table in tables
+    )
+
+
+def text_tables(
+    comparison: Comparison,
+    blocks: Sequence[Block] | None = None,
+    arrows: Mapping[str, str] = ARROWS,
+) -> list[Table]:
+    """The blocks of a comparison as text, with **bold** and `code` in it."""
 
     def text(cell: Cell) -> str:
         number = f"**{cell.number}**" if cell.best else cell.number
         return " ".join(filter(None, [number, cell.range, finding_text(cell, arrows)]))
 
-    parts = []
+    found = []
     for block in blocks or [comparison_block(comparison, columns())]:
         fitted = any(line.fitted for line in block.lines)
         heads = (block.labels, *block.units, *(["fitted"] if fitted else []))
@@ -393,10 +421,8 @@ def markdown(
             )
             for line in block.lines
         )
-        title = f"**{block.title}**\n\n" if block.title else ""
-        parts.append(title + Table(block.title, heads, rows).markdown(gap=" "))
-    told = "\n".join(f"- {note}" for note in notes(comparison))
-    return inert("\n\n".join([*parts, told])) + "\n"
+        found.append(Table(block.title, heads, rows))
+    return found
 
 
 def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
