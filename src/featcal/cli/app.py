@@ -16,8 +16,9 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich import progress
@@ -25,12 +26,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from featcal.core import dist
 from featcal.core.checks import ArgumentError, InputError, Kind
+from featcal.core.listed import LISTED
 from featcal.core.progress import ROWS, listen
-from featcal.data import Pack
-from featcal.report.tables import Table, spelled
+from featcal.core.table import Table, spelled
 from featcal.version import __version__
+
+if TYPE_CHECKING:
+    from featcal.data import Pack
 
 BAD_INPUT = 2  # the exit code for what a person can mend
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
@@ -46,7 +49,74 @@ Answer = tuple[dict[str, Any], Iterable[Line]]
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
-@click.group(context_settings=HELP)
+# Every command by task: its module, the name it has there, and its help in a line. All of them but
+# `paper` need torch, which takes a second or two to load: a command is loaded when it is called.
+COMMANDS = {
+    "See what it does": {
+        "demo": ("compare.demo", "Watch an overconfident network become honest, on shipped data."),
+        "paper": ("paper.paper", "List the tables of the feature clipping paper, or show one."),
+    },
+    "Make a pack of features": {
+        "collect": ("packs.collect", "Run a network over its data and keep what enters its head."),
+        "pack": ("packs.pack", "Make packs of files, and look at them."),
+        "train": ("train.train", "Train a network for calibration, and make a pack of it."),
+        "history": ("train.history", "Show how runs of train have learned."),
+    },
+    "Calibrate": {
+        "compare": ("compare.compare", "Fit recipes on val and score them on test, side by side."),
+        "fit": ("fit.fit", "Fit a recipe and write the calibrator to a file."),
+        "predict": ("fit.predict", "Write calibrated probabilities of a pack or a file."),
+        "export": ("packs.export", "Write a calibrated network as an ONNX file."),
+    },
+    "Measure": {
+        "eval": ("fit.evaluate", "Score a network or a calibrator by every metric."),
+        "report": ("report.report", "Write one page: may its confidence be trusted, what helps."),
+        "explore": ("report.explore", "Look at a pack in a browser, and try any recipe on it."),
+    },
+}
+
+
+KNOWN = {name: one for task in COMMANDS.values() for name, one in task.items()}
+
+
+class Commands(click.Group):
+    """The commands, listed by task; each is loaded when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in the order of the help."""
+        return list(KNOWN)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name not in KNOWN:
+            return None
+        module, _, name = KNOWN[cmd_name][0].partition(".")
+        found: click.Command = getattr(import_module(f"featcal.cli.{module}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands by task, and what a recipe may name."""
+        for task, commands in COMMANDS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
+        with formatter.section("Methods, for recipes"):
+            formatter.write_text(", ".join(LISTED))
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """The commands that begin like this, and the options."""
+        return [
+            *(
+                click.shell_completion.CompletionItem(name, help=line)
+                for name, (_, line) in KNOWN.items()
+                if name.startswith(incomplete)
+            ),
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
+
+@click.group(cls=Commands, context_settings=HELP)
 @click.version_option(__version__, prog_name="featcal")
 def group() -> None:
     """Calibrate a trained classifier: fit on held-out features, measure, ship.
@@ -300,6 +370,8 @@ class _Speed(progress.ProgressColumn):
 @contextmanager
 def progress_bar() -> Iterator[None]:
     """Draws the progress of the block on stderr, if that is a terminal; of the first process."""
+    from featcal.core import dist
+
     if dist.rank() > 0 or not sys.stderr.isatty():
         yield
         return

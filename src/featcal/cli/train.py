@@ -29,6 +29,7 @@ from featcal.core.checks import ArgumentError, InputError
 from featcal.core.files import check_free
 from featcal.core.fit import undisturbed
 from featcal.core.progress import listen
+from featcal.core.table import Table, spelled
 from featcal.core.text import NO_LITERAL
 from featcal.data.collect import collect
 from featcal.data.resume import collect_pack
@@ -37,7 +38,6 @@ from featcal.datasets.images import default_val
 from featcal.losses import LOSSES, TrainingLoss, parse_loss
 from featcal.metrics.columns import COLUMNS
 from featcal.models import build, network_options
-from featcal.report.tables import Table, spelled
 from featcal.train import Engine, Epoch, History, Recipe, processes, published_loss, save_history
 from featcal.train import train as run_training
 from featcal.train.engine import PRECISIONS, launched_rank

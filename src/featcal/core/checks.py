@@ -9,7 +9,8 @@ For every place that takes values from a user or a file:
     check_same(logits, stored)                                    stored logits are the head's own
 
 Each raises `InputError` for anything else. `first_row` is the number of the first row among all of
-them; `slack` is how far from 1 a row may sum, `sum_tolerance` of its precision by default.
+them; `slack` is how far from 1 a row may sum, `sum_tolerance` of its precision by default. torch is
+imported where tensors are checked: the command line, which knows the errors, starts without it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from featcal.core.batch import Batch
 
 Kind = Literal["logits", "probs"]
@@ -137,6 +137,7 @@ def whole_number(value: object) -> int:
 def rows_text(rows: Tensor, first_row: int = 0) -> str:
     """Row numbers as a message shows them.
 
+    >>> import torch
     >>> rows_text(torch.arange(7), 10)
     'rows 10, 11, 12, 13, 14 and 2 more'
     """
@@ -165,11 +166,14 @@ def check_probs(
         place: what to call a row.
         remedy: what to do instead.
 
+    >>> import torch
     >>> check_probs(torch.tensor([[0.5, 0.5], [2.0, -3.0]]))
     Traceback (most recent call last):
     featcal.core.checks.InputError: probs[1] holds -3 to 2 with the sum -1: probabilities lie in \
 0..1 and sum to 1; divide percentages by 100, and pass logits as logits
     """
+    import torch
+
     if not probs.is_floating_point():
         raise InputError(f"probs have type {probs.dtype}: pass floating point values")
     if not len(probs):
@@ -195,6 +199,8 @@ def checked_labels(
     labels: Tensor, classes: int, *, rows: int | None = None, first_row: int = 0
 ) -> Tensor:
     """One integer per row, 0 to classes - 1, as many as there are rows: (n,) int64."""
+    import torch
+
     kinds = labels.is_floating_point(), labels.is_complex(), labels.dtype == torch.bool
     if labels.ndim != 1 or any(kinds):
         raise InputError(
@@ -218,6 +224,8 @@ def check_finite(
     name: str, values: Tensor, *, first_row: int = 0, remedy: str = "remove them first"
 ) -> None:
     """Refuses rows that are not finite; `name` is a plural, such as "features"."""
+    import torch
+
     # A finite sum proves finite terms, and costs one read instead of three. One that is not may be
     # an overflow of the sum itself: the terms decide.
     if not bool(torch.isfinite(values.sum())):
@@ -244,6 +252,8 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
 
 def check_same(logits: Tensor, stored: Tensor) -> None:
     """Refuses stored logits that are not those the head gives."""
+    import torch
+
     if logits.shape != stored.shape:
         raise InputError(
             f"head gives {logits.shape[1]} classes and the stored logits have {stored.shape[-1]}: "
