@@ -13,9 +13,11 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -26,20 +28,25 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from featcal.core.checks import ArgumentError, InputError, Kind
+from featcal.core.checks import ArgumentError, Elsewhere, InputError, Kind
 from featcal.core.listed import LISTED
 from featcal.core.progress import ROWS, listen
 from featcal.core.table import Table, spelled
 from featcal.version import __version__
 
 if TYPE_CHECKING:
-    from featcal.data import Pack
+    import torch
+    from torch import nn
+
+    from featcal.core.batch import Chunked
+    from featcal.data import Pack, PackSplit
 
 BAD_INPUT = 2  # the exit code for what a person can mend
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 BOUNDLESS = 10_000  # wider than any table
 PIPE_WIDTH = BOUNDLESS  # a pipe has no width of its own, and a table must not be cut there
 HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb terminal has 80
+PATIENCE = 5.0  # seconds; torchrun looks at its processes ten times in one
 TEXT_WIDTH = 120  # of footnotes in a pipe, which have to be folded somewhere
 STYLES = {r"\S better": "green", r"\S worse": "red", r"\[[-\d].*\]": "dim"}  # of parts of a cell
 PLAIN = str.maketrans({"▼": "v", "▲": "^", "↓": "v", "↑": "^", "±": "+-"})
@@ -76,6 +83,7 @@ COMMANDS = {
 }
 
 
+SHARED = ("collect", "compare", "eval", "fit", "predict", "train")  # by torchrun's processes
 KNOWN = {name: one for task in COMMANDS.values() for name, one in task.items()}
 
 
@@ -125,6 +133,8 @@ def group() -> None:
     "featcal collect" and "featcal pack import".
     A RECIPE is text such as "clip | temperature" or "clip(min_accuracy=0.99)".
     """
+    if not is_first() and click.get_current_context().invoked_subcommand not in SHARED:
+        raise click.exceptions.Exit(0)  # the first process does it all
 
 
 def main(args: list[str] | None = None) -> None:
@@ -152,21 +162,29 @@ def main(args: list[str] | None = None) -> None:
             code = result if isinstance(result, int) else 0
         except (Exception, KeyboardInterrupt) as error:
             # Code below Python may swallow the interrupt and fail with an error of its own instead.
-            stopped = interrupts or isinstance(error, (click.Abort, KeyboardInterrupt))
-            if stopped:
-                click.echo("Interrupted: no file was left half written.", err=True)
-            elif isinstance(error, click.exceptions.NoArgsIsHelpError):
-                click.echo(error.format_message())
-            else:
-                sentence = _sentence(error)
-                if sentence is None:
-                    raise
-                click.echo(f"Error: {spelled(' '.join(sentence.split()))}", err=True)
-            code = INTERRUPTED if stopped else BAD_INPUT
+            code = told(KeyboardInterrupt() if interrupts else error)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def told(error: BaseException) -> int:
+    """Says what ended a command; its exit code. What no person can mend is raised."""
+    match error:
+        case click.Abort() | KeyboardInterrupt():
+            click.echo("Interrupted: no file was left half written.", err=True)
+            return INTERRUPTED
+        case click.exceptions.Exit():
+            return error.exit_code
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message())
+            return BAD_INPUT
+    sentence = _sentence(error)
+    if sentence is None:
+        raise error
+    click.echo(f"Error: {spelled(' '.join(sentence.split()))}", err=True)
+    return BAD_INPUT
 
 
 def _sentence(error: BaseException) -> str | None:
@@ -197,6 +215,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
 HEAD = click.option("--head", help="Path of the last layer, such as fc, if it is not found.")
 BINS = click.option("--bins", default=15, type=click.IntRange(1, 1000), help="Bins of ECE.")
+DEVICE = click.option("--device", help="Where to compute, such as cuda.  [default: cpu]")
 TRAIN_SPLIT = click.option(
     "--train-split", help="Rows the network was trained on, for recipes that ask."
 )
@@ -244,7 +263,7 @@ def about(pack: Pack, *splits: str) -> Iterator[None]:
     """Names the pack and the split in whatever is wrong with their rows."""
     try:
         yield
-    except ArgumentError:  # of an option, not of rows
+    except (ArgumentError, Elsewhere):  # of an option or another process, not of these rows
         raise
     except InputError as error:
         names = " or ".join(map(repr, splits))
@@ -357,6 +376,97 @@ def answered(command: Callable[..., Answer]) -> Callable[..., None]:
             say(*lines)
 
     return run
+
+
+def shared(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that the processes of torchrun share: each reads its own rows.
+
+    The first prints and writes. What ends the job is said once, by the process that knows best.
+    """
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:  # noqa: ANN401 - of the command
+        if not launched_several():
+            return command(**options)
+        from featcal.core import dist
+
+        def told_to_end(*_: object) -> None:  # by torchrun, where a process has failed
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise Elsewhere(dist.ENDED)
+
+        first, code = dist.launched()[0] == 0, 0
+        signal.signal(signal.SIGTERM, told_to_end)
+        gpu = str(options.get("device") or "").startswith("cuda")
+        with dist.processes(gpu=gpu):
+            try:
+                if first:
+                    command(**options)
+                else:
+                    with open(os.devnull, "w") as quiet, redirect_stdout(quiet), listen(_nobody):
+                        command(**options)
+            except BaseException as error:
+                # The others are ended by torchrun when this one leaves: late, where it is silent.
+                if dist.speaks(error, PATIENCE):
+                    code = told(error)
+                else:
+                    time.sleep(PATIENCE)
+                    code = BAD_INPUT
+                _leave(code)
+        if not first:
+            _leave(0)
+
+    return run
+
+
+def _leave(code: int) -> None:
+    """Ends the process without Python's own end, in which threads of torch may still want it.
+
+    With torch 2.13 that aborted in one of forty runs, and ended the others, too.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _nobody(label: str, done: int, of: int) -> None:
+    """Draws nothing."""
+
+
+def launched_several() -> bool:
+    """Whether torchrun started several processes of this command."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes: of several the first."""
+    return not launched_several() or os.environ.get("RANK", "0") == "0"
+
+
+def own(data: PackSplit, device: str | None = None) -> Chunked | PackSplit:
+    """The rows of a split that this process reads; logits on a device, features go to the head's.
+
+    In order of the processes they are the rows of the split, so that folds and resamples are those
+    of one process.
+    """
+    from featcal.core import dist
+    from featcal.core.batch import Chunked
+
+    data = replace(data, part=(dist.rank(), dist.world()))
+    to_move = device is not None and data.manifest.head is None
+    return Chunked(data, device_of(str(device))) if to_move else data
+
+
+def head_on(pack: Pack, device: str | None) -> nn.Linear | None:
+    """The head of a pack, on a device."""
+    head = pack.head
+    return head if head is None or device is None else head.to(device_of(device))
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name, refused where nothing can be computed there."""
+    from featcal.train import Engine
+
+    return Engine.best(name).device
 
 
 class _Speed(progress.ProgressColumn):

@@ -67,6 +67,10 @@ class ArgumentError(InputError):
         return ARGUMENT.sub(lambda found: name_of(found[1]), self.template)
 
 
+class Elsewhere(InputError):
+    """What ended this process and only another process of the same job can explain."""
+
+
 class CalibrationWarning(UserWarning):
     """A fit that ended somewhere a person should look at."""
 
