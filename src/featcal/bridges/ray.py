@@ -31,8 +31,7 @@ from featcal.metrics.inputs import checked_bins
 from featcal.report.scores import Scores, calibrated_logits
 
 SCAN, CLOSER = 33, 17  # values of the first look, and of each of two closer ones
-HOTTEST = 100.0  # T from 1 / 100 to 100
-GAIN = 1e-7  # nats; a smaller one is rounding
+HOTTEST, GAIN = 100.0, 1e-7  # the highest T, and nats below which a gain is rounding
 
 
 @final
