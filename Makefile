@@ -2,6 +2,7 @@
 #   make demo    watch an overconfident network become honest
 #   make test    lint, types, layers and all tests
 #   make lint    ruff, mypy and import-linter alone
+#   make ray     the tests of the Ray bridge, on a cluster of this machine (installs ray, 80 MB)
 #   make bench   our fits beside the published search and beside other libraries (installs them), and the report
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
@@ -33,7 +34,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
+.PHONY: demo test lint ray bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -46,6 +47,9 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+ray: $(VENV)/.ray
+	$(BIN)/python -m pytest -q tests/bridges/test_ray.py
 
 bench: $(BENCH)/.peers
 	$(BENCH)/bin/python bench/clip.py
@@ -121,6 +125,10 @@ $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[dev]'
 	$(PIP) --no-deps torchvision timm
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.ray: $(VENV)/.dev
+	$(PIP) --no-build-isolation -e '.[ray]'
+	touch $@
 
 $(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation -e '.[examples]'

@@ -1249,9 +1249,13 @@ def commands():
 
 
 def helps():
+    import click
+
     group = the_group()
     found = {"": cli("--help")}
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         found[name] = cli(name, "--help")
         for below in getattr(command, "commands", {}):
             found[f"{name} {below}"] = cli(name, below, "--help")

@@ -6,7 +6,7 @@ Tao, Dong and Xu, "Feature Clipping for Uncertainty Calibration", AAAI 2025. Rea
 (results/paper-tables.json), what is known of its cells (results/paper-marks.json), and our results
 (reproduction.json and published.json in results/, or in FOLDER, and training.json for the layers
 of a short run while no long one has them); writes
-src/featcal/report/paper.json, or FOLDER/paper.json, which `featcal paper --results FOLDER` shows.
+src/featcal/assets/paper.json, or FOLDER/paper.json, which `featcal paper --results FOLDER` shows.
 """
 
 import csv
@@ -23,12 +23,12 @@ from statistics import fmean
 from string import ascii_lowercase
 
 from featcal.metrics.columns import COLUMNS
-from featcal.report.paper import CSV_HEADER
+from featcal.paper import CSV_HEADER
 from featcal.report.tables import PAPER_METHODS, Table, after_clip
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results"
-PACKAGED = ROOT / "src" / "featcal" / "report" / "paper.json"
+PACKAGED = ROOT / "src" / "featcal" / "assets" / "paper.json"
 ARROW = {"down": "▼", "up": "▲", "": ""}
 ARROWS = ("▼ ▲", "Lower or higher than base, and the paired 95 % interval says so.")
 AS_PRINTED = (ARROWS[0], "As the paper prints them.")  # no interval stands behind those

@@ -20,6 +20,7 @@ import sys, time, torch, numpy, safetensors.torch
 random, threads = torch.get_rng_state(), torch.get_num_threads()
 before, started = set(sys.modules), time.process_time()
 import featcal
+featcal.calibrate
 print(time.process_time() - started)
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
 print(*sorted(new - set(sys.stdlib_module_names)))
@@ -46,6 +47,39 @@ def test_import_is_quick_and_silent_and_brings_torch_numpy_and_safetensors_alone
         if float(seconds) < BUDGET:
             break
     assert float(seconds) < BUDGET
+
+
+AT_ONCE = """
+import io, os, sys
+from contextlib import redirect_stdout
+import featcal
+from featcal.cli import main
+seen = io.StringIO()
+for words in (["--version"], ["--help"], ["paper", "ece-posthoc"]):
+    try:
+        with redirect_stdout(seen):
+            main(words)
+    except SystemExit as end:
+        assert end.code == 0, (words, end.code)
+os.environ |= {"_FEATCAL_COMPLETE": "bash_complete", "COMP_WORDS": "featcal e", "COMP_CWORD": "1"}
+try:
+    main([])
+except SystemExit:
+    pass
+assert "calibrate" in dir(featcal)
+print("loaded:", *sorted({"numpy", "torch"} & set(sys.modules)))
+"""
+
+
+def test_help_completion_and_the_paper_wait_for_no_torch():
+    """Two seconds of every call would go into it."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", AT_ONCE], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *words, loaded = done.stdout.split("\n")[:-1]
+    assert loaded == "loaded:"
+    assert words == ["plain,export", "plain,eval", "plain,explore"]
 
 
 def test_the_layers_hold():

@@ -61,6 +61,8 @@ def test_every_method_is_public_documented_and_named_as_its_id():
 def test_rooms_are_found_as_attributes_and_loaded_when_asked_for():
     code = """
 import sys, featcal
+from featcal.core.text import parse
+assert repr(parse("clip | temperature")) == "clip | temperature"  # whatever was loaded before
 assert "featcal.losses" not in sys.modules
 assert featcal.losses.Focal().gamma == 3.0
 assert all(getattr(featcal, name).__name__ == f"featcal.{name}" for name in featcal.LATER)

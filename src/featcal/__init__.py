@@ -1,26 +1,13 @@
 """Feature-based calibration for deep classifiers."""
 
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from featcal import export, metrics
-from featcal.api import calibrate, compare, evaluate
-from featcal.core.batch import Batch
-from featcal.core.calibrator import METHODS, Calibrator, FeatureMap, LogitMap, Pipeline
-from featcal.core.checks import CalibrationWarning, InputError
-from featcal.core.fit import Loss
-from featcal.core.text import parse
-from featcal.data import Pack, import_files, write_pack
-from featcal.data.collect import collect
-from featcal.data.pack import demo_pack
-from featcal.data.resume import collect_pack
-from featcal.heads.attach import attach, detach
-from featcal.heads.find import find_head
-from featcal.heads.head import CalibratedHead
-from featcal.io import load, save
-from featcal.methods import FeatureClip, Temperature
-from featcal.report import ReliabilityDiagram
 from featcal.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from featcal import export, metrics
+    from featcal.names import *
 
 __all__ = [
     "METHODS",
@@ -56,10 +43,20 @@ __all__ = [
 ]
 
 # Found as attributes like the rest, and loaded when somebody asks: import featcal stays quick.
-LATER = ("analysis", "arrays", "bridges", "datasets", "losses", "models", "theory", "train")
+LATER = (
+    *("analysis", "arrays", "bridges", "datasets", "export", "losses", "metrics", "models"),
+    *("theory", "train"),
+)
 
 
-def __getattr__(name: str) -> ModuleType:
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever has the name
     if name in LATER:
         return import_module(f"featcal.{name}")
+    if name in __all__:
+        globals()[name] = found = getattr(import_module("featcal.names"), name)
+        return found
     raise AttributeError(f"module 'featcal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *LATER})

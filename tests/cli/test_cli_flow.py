@@ -9,17 +9,27 @@ import pytest
 from cli_cases import arrays, done, featcal, logits_alone, packed, save, tree
 
 import featcal as library
-
-COMMANDS = "demo train collect fit predict export pack eval compare report explore history paper"
+from featcal.cli import app
+from featcal.core.listed import LISTED
 
 
 def test_help():
-    commands = [(), *((name,) for name in COMMANDS.split()), ("pack", "import"), ("pack", "info")]
+    commands = [(), *((name,) for name in app.KNOWN), ("pack", "import"), ("pack", "info")]
     for command in commands:
         said = done(*command, "--help").out
         assert said.startswith(f"Usage: {' '.join(['featcal', *command])}")
         assert said == done(*command, "-h").out
         assert max(map(len, said.splitlines())) <= 100
+
+
+def test_help_lists_every_command_and_every_method():
+    said = done("--help").out
+    for name, (_, line) in app.KNOWN.items():
+        assert re.search(rf"^  {name} +{re.escape(line)}$", said, re.MULTILINE)
+        assert app.group.get_command(None, name).name == name
+    assert app.group.get_command(None, "nothing") is None
+    assert list(LISTED) == list(library.METHODS)
+    assert set(re.findall(r"\w+", said.partition("Methods, for recipes:")[2])) == set(LISTED)
 
 
 def test_version_and_no_command():

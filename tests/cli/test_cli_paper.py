@@ -9,7 +9,7 @@ import pytest
 from cli_cases import done, encoded, featcal, refused
 
 from featcal.cli import app
-from featcal.report.paper import read_paper
+from featcal.paper import read_paper
 
 TABLES = read_paper()
 

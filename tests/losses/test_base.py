@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from featcal import InputError
 from featcal.losses import CE, LOSSES, FLSc, Focal, RowLoss, TrainingLoss, mixed, parse_loss
-from featcal.report.paper import read_paper
+from featcal.paper import read_paper
 
 NAMES = sorted(LOSSES)
 SOFT = [name for name in NAMES if LOSSES[name].soft_targets]

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from featcal.report.paper import read_paper
+from featcal.paper import read_paper
 
 NAMES = ["entropy", "ece-posthoc", "vit", "counts"]
 NAMES += ["train-time", "accuracy", "layers", "adaece-posthoc"]

@@ -10,9 +10,9 @@ import pytest
 from featcal import Batch, InputError
 from featcal.core.fit import FitReport, StepReport
 from featcal.metrics.columns import COLUMNS, USUAL, columns
+from featcal.paper import read_paper
 from featcal.report import compare, tables
 from featcal.report.compare import Comparison
-from featcal.report.paper import read_paper
 from featcal.report.tables import (
     PAPER_METHODS,
     PAPER_RECIPES,

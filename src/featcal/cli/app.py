@@ -13,11 +13,14 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from rich import progress
@@ -25,19 +28,26 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from featcal.core import dist
-from featcal.core.checks import ArgumentError, InputError, Kind
-from featcal.core.fit import Mode
+from featcal.core.checks import ArgumentError, Elsewhere, InputError, Kind
+from featcal.core.listed import LISTED
 from featcal.core.progress import ROWS, listen
-from featcal.data import Pack
-from featcal.report.tables import Table, spelled
+from featcal.core.table import Table, spelled
 from featcal.version import __version__
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from featcal.core.batch import Chunked
+    from featcal.core.fit import Mode
+    from featcal.data import Pack, PackSplit
 
 BAD_INPUT = 2  # the exit code for what a person can mend
 INTERRUPTED = 130  # the exit code of a program that Ctrl-C ended
 BOUNDLESS = 10_000  # wider than any table
 PIPE_WIDTH = BOUNDLESS  # a pipe has no width of its own, and a table must not be cut there
 HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb terminal has 80
+PATIENCE = 5.0  # seconds; torchrun looks at its processes ten times in one
 TEXT_WIDTH = 120  # of footnotes in a pipe, which have to be folded somewhere
 STYLES = {r"\S better": "green", r"\S worse": "red", r"\[[-\d].*\]": "dim"}  # of parts of a cell
 PLAIN = str.maketrans({"▼": "v", "▲": "^", "↓": "v", "↑": "^", "±": "+-"})
@@ -47,7 +57,75 @@ Answer = tuple[dict[str, Any], Iterable[Line]]
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
-@click.group(context_settings=HELP)
+# Every command by task: its module, the name it has there, and its help in a line. All of them but
+# `paper` need torch, which takes a second or two to load: a command is loaded when it is called.
+COMMANDS = {
+    "See what it does": {
+        "demo": ("compare.demo", "Watch an overconfident network become honest, on shipped data."),
+        "paper": ("paper.paper", "List the tables of the feature clipping paper, or show one."),
+    },
+    "Make a pack of features": {
+        "collect": ("packs.collect", "Run a network over its data and keep what enters its head."),
+        "pack": ("packs.pack", "Make packs of files, and look at them."),
+        "train": ("train.train", "Train a network for calibration, and make a pack of it."),
+        "history": ("train.history", "Show how runs of train have learned."),
+    },
+    "Calibrate": {
+        "compare": ("compare.compare", "Fit recipes on val and score them on test, side by side."),
+        "fit": ("fit.fit", "Fit a recipe and write the calibrator to a file."),
+        "predict": ("fit.predict", "Write calibrated probabilities of a pack or a file."),
+        "export": ("packs.export", "Write a calibrated network as an ONNX file."),
+    },
+    "Measure": {
+        "eval": ("fit.evaluate", "Score a network or a calibrator by every metric."),
+        "report": ("report.report", "Write one page: may its confidence be trusted, what helps."),
+        "explore": ("report.explore", "Look at a pack in a browser, and try any recipe on it."),
+    },
+}
+
+
+SHARED = ("collect", "compare", "eval", "fit", "predict", "train")  # by torchrun's processes
+KNOWN = {name: one for task in COMMANDS.values() for name, one in task.items()}
+
+
+class Commands(click.Group):
+    """The commands, listed by task; each is loaded when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, in the order of the help."""
+        return list(KNOWN)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name."""
+        if cmd_name not in KNOWN:
+            return None
+        module, _, name = KNOWN[cmd_name][0].partition(".")
+        found: click.Command = getattr(import_module(f"featcal.cli.{module}"), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands by task, and what a recipe may name."""
+        for task, commands in COMMANDS.items():
+            with formatter.section(task):
+                formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
+        with formatter.section("Methods, for recipes"):
+            formatter.write_text(", ".join(LISTED))
+
+    def shell_complete(
+        self, ctx: click.Context, incomplete: str
+    ) -> list[click.shell_completion.CompletionItem]:
+        """The commands that begin like this, and the options."""
+        return [
+            *(
+                click.shell_completion.CompletionItem(name, help=line)
+                for name, (_, line) in KNOWN.items()
+                if name.startswith(incomplete)
+            ),
+            *click.Command.shell_complete(self, ctx, incomplete),
+        ]
+
+
+@click.group(cls=Commands, context_settings=HELP)
 @click.version_option(__version__, prog_name="featcal")
 def group() -> None:
     """Calibrate a trained classifier: fit on held-out features, measure, ship.
@@ -56,6 +134,8 @@ def group() -> None:
     "featcal collect" and "featcal pack import".
     A RECIPE is text such as "clip | temperature" or "clip(min_accuracy=0.99)".
     """
+    if not is_first() and click.get_current_context().invoked_subcommand not in SHARED:
+        raise click.exceptions.Exit(0)  # the first process does it all
 
 
 def main(args: list[str] | None = None) -> None:
@@ -83,21 +163,29 @@ def main(args: list[str] | None = None) -> None:
             code = result if isinstance(result, int) else 0
         except (Exception, KeyboardInterrupt) as error:
             # Code below Python may swallow the interrupt and fail with an error of its own instead.
-            stopped = interrupts or isinstance(error, (click.Abort, KeyboardInterrupt))
-            if stopped:
-                click.echo("Interrupted: no file was left half written.", err=True)
-            elif isinstance(error, click.exceptions.NoArgsIsHelpError):
-                click.echo(error.format_message())
-            else:
-                sentence = _sentence(error)
-                if sentence is None:
-                    raise
-                click.echo(f"Error: {spelled(' '.join(sentence.split()))}", err=True)
-            code = INTERRUPTED if stopped else BAD_INPUT
+            code = told(KeyboardInterrupt() if interrupts else error)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def told(error: BaseException) -> int:
+    """Says what ended a command; its exit code. What no person can mend is raised."""
+    match error:
+        case click.Abort() | KeyboardInterrupt():
+            click.echo("Interrupted: no file was left half written.", err=True)
+            return INTERRUPTED
+        case click.exceptions.Exit():
+            return error.exit_code
+        case click.exceptions.NoArgsIsHelpError():
+            click.echo(error.format_message())
+            return BAD_INPUT
+    sentence = _sentence(error)
+    if sentence is None:
+        raise error
+    click.echo(f"Error: {spelled(' '.join(sentence.split()))}", err=True)
+    return BAD_INPUT
 
 
 def _sentence(error: BaseException) -> str | None:
@@ -133,6 +221,7 @@ SEQUENTIAL = click.option(
 )
 FIT_SPLIT = click.option("--fit-split", default="val", help="The split to fit on.")
 TEST_SPLIT = click.option("--test-split", default="test", help="The split to score.")
+DEVICE = click.option("--device", help="Where to compute, such as cuda.  [default: cpu]")
 TRAIN_SPLIT = click.option(
     "--train-split", help="Rows the network was trained on, for recipes that ask."
 )
@@ -182,7 +271,7 @@ def about(pack: Pack, *splits: str) -> Iterator[None]:
     """Names the pack and the split in whatever is wrong with their rows."""
     try:
         yield
-    except ArgumentError:  # of an option, not of rows
+    except (ArgumentError, Elsewhere):  # of an option or another process, not of these rows
         raise
     except InputError as error:
         names = " or ".join(map(repr, splits))
@@ -297,6 +386,97 @@ def answered(command: Callable[..., Answer]) -> Callable[..., None]:
     return run
 
 
+def shared(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that the processes of torchrun share: each reads its own rows.
+
+    The first prints and writes. What ends the job is said once, by the process that knows best.
+    """
+
+    @functools.wraps(command)
+    def run(**options: Any) -> None:  # noqa: ANN401 - of the command
+        if not launched_several():
+            return command(**options)
+        from featcal.core import dist
+
+        def told_to_end(*_: object) -> None:  # by torchrun, where a process has failed
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            raise Elsewhere(dist.ENDED)
+
+        first, code = dist.launched()[0] == 0, 0
+        signal.signal(signal.SIGTERM, told_to_end)
+        gpu = str(options.get("device") or "").startswith("cuda")
+        with dist.processes(gpu=gpu):
+            try:
+                if first:
+                    command(**options)
+                else:
+                    with open(os.devnull, "w") as quiet, redirect_stdout(quiet), listen(_nobody):
+                        command(**options)
+            except BaseException as error:
+                # The others are ended by torchrun when this one leaves: late, where it is silent.
+                if dist.speaks(error, PATIENCE):
+                    code = told(error)
+                else:
+                    time.sleep(PATIENCE)
+                    code = BAD_INPUT
+                _leave(code)
+        if not first:
+            _leave(0)
+
+    return run
+
+
+def _leave(code: int) -> None:
+    """Ends the process without Python's own end, in which threads of torch may still want it.
+
+    With torch 2.13 that aborted in one of forty runs, and ended the others, too.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _nobody(label: str, done: int, of: int) -> None:
+    """Draws nothing."""
+
+
+def launched_several() -> bool:
+    """Whether torchrun started several processes of this command."""
+    return os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes: of several the first."""
+    return not launched_several() or os.environ.get("RANK", "0") == "0"
+
+
+def own(data: PackSplit, device: str | None = None) -> Chunked | PackSplit:
+    """The rows of a split that this process reads; logits on a device, features go to the head's.
+
+    In order of the processes they are the rows of the split, so that folds and resamples are those
+    of one process.
+    """
+    from featcal.core import dist
+    from featcal.core.batch import Chunked
+
+    data = replace(data, part=(dist.rank(), dist.world()))
+    to_move = device is not None and data.manifest.head is None
+    return Chunked(data, device_of(str(device))) if to_move else data
+
+
+def head_on(pack: Pack, device: str | None) -> nn.Linear | None:
+    """The head of a pack, on a device."""
+    head = pack.head
+    return head if head is None or device is None else head.to(device_of(device))
+
+
+def device_of(name: str) -> torch.device:
+    """The device of a name, refused where nothing can be computed there."""
+    from featcal.train import Engine
+
+    return Engine.best(name).device
+
+
 class _Speed(progress.ProgressColumn):
     """Rows per second, of work that counts rows."""
 
@@ -308,6 +488,8 @@ class _Speed(progress.ProgressColumn):
 @contextmanager
 def progress_bar() -> Iterator[None]:
     """Draws the progress of the block on stderr, if that is a terminal; of the first process."""
+    from featcal.core import dist
+
     if dist.rank() > 0 or not sys.stderr.isatty():
         yield
         return

@@ -16,10 +16,11 @@ import click
 
 from featcal.cli import app
 from featcal.cli.fit import check_recipe, check_train
+from featcal.core.batch import Chunked
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
 from featcal.core.text import NONE
-from featcal.data import Pack
+from featcal.data import Pack, PackSplit
 from featcal.data.pack import demo_pack
 from featcal.metrics.columns import COLUMNS, USUAL, columns
 from featcal.report import tables
@@ -85,7 +86,7 @@ class Request(SimpleNamespace):
             )
         if self.every and (self.paper or recipe):
             raise InputError(f"--all names every method: leave it out, or {recipe or '--paper'}")
-        if self.output is not None:
+        if self.output is not None and app.is_first():
             check_free(self.output, overwrite=self.force)
 
     def run(self) -> Comparison:
@@ -105,16 +106,16 @@ class Request(SimpleNamespace):
             recipes = (base, *recipes)
         for calibrator in filter(None, parse_all(recipes)):
             check_recipe(calibrator, pack, train=self.train_split is not None)
-        fit_data, test_data, test_split = pack.split(self.fit_split), None, None
+        fit_data, test_data, test_split = self.rows(pack, self.fit_split), None, None
         if not self.folds:
             test_split = self.scored_split
             try:
-                test_data = pack.split(test_split)
+                test_data = self.rows(pack, test_split)
             except InputError as error:
                 raise InputError(
                     f"{error}, or cross-fit {self.fit_split} with --folds 5"
                 ) from error
-        train = None if self.train_split is None else pack.split(self.train_split)
+        train = None if self.train_split is None else self.rows(pack, self.train_split)
         options = ("bins", "baseline", "resamples", "seed", "folds")
         how: dict[str, Any] = {key: getattr(self, key) for key in options}
         how |= {"mode": app.mode_of(self.sequential), "train": train}
@@ -122,13 +123,18 @@ class Request(SimpleNamespace):
             app.progress_bar(),
             app.about(pack, *dict.fromkeys((self.fit_split, self.scored_split))),
         ):
-            found = run_comparison(fit_data, test_data, recipes, pack.head, **how)
+            head = app.head_on(pack, self.device)
+            found = run_comparison(fit_data, test_data, recipes, head, **how)
         where = {"pack": pack.path.resolve().name, "fit_split": self.fit_split}
         found = replace(found, settings={**where, "test_split": test_split, **found.settings})
         if self.paper:
             return tables.against_own_base(found)
         order = self.sort or (self.metrics[0] if self.metrics else GIVEN)
         return found if order == GIVEN else found.sorted_by(order)
+
+    def rows(self, pack: Pack, split: str) -> Chunked | PackSplit:
+        """The rows of a split, as far as this process reads them."""
+        return app.own(pack.split(split), self.device)
 
     def text(self, found: Comparison) -> str:
         """The comparison in the format asked for."""
@@ -154,6 +160,7 @@ class Request(SimpleNamespace):
 
 
 @click.command()
+@app.shared
 @app.PACK
 @click.argument("recipes", metavar="[RECIPE]...", nargs=-1)
 @app.FIT_SPLIT
@@ -189,6 +196,7 @@ class Request(SimpleNamespace):
 )
 @click.option("--seed", default=0, type=app.FROM_ZERO, help="Seed of resamples and folds.")
 @app.BINS
+@app.DEVICE
 @app.format_option(FORMATS, "Of the output.  [default: table, or what the name of the file tells]")
 @app.JSON
 @app.output_option("Also write this file.", required=False)
@@ -206,6 +214,8 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
     request = Request(**options)
     request.check()
     found = request.run()
+    if not app.is_first():
+        return
     if request.output is not None:
         with new_file(request.output, overwrite=request.force) as temporary:
             temporary.write_text(request.text(found), encoding="utf-8")

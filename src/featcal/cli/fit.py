@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from featcal import io
 from featcal.cli import app
+from featcal.core import dist
 from featcal.core.batch import Batch, Head, wide
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
@@ -37,12 +38,14 @@ FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range o
 
 
 @click.command()
+@app.shared
 @app.PACK
 @click.argument("recipe")
 @app.output_option("File to write.")
 @app.FIT_SPLIT
 @app.TRAIN_SPLIT
 @app.SEQUENTIAL
+@app.DEVICE
 @app.FORCE
 @app.answered
 def fit(
@@ -52,6 +55,7 @@ def fit(
     fit_split: str,
     train_split: str | None,
     sequential: bool,
+    device: str | None,
     force: bool,
 ) -> app.Answer:
     """Fit RECIPE on a split of PACK and write the calibrator to a file.
@@ -60,20 +64,22 @@ def fit(
 
     Example: featcal fit my-pack auto -o cal.safetensors
     """
-    check_free(output, overwrite=force)
+    if app.is_first():
+        check_free(output, overwrite=force)
     calibrator = parse(recipe)
     pack = Pack.open(pack_path)
     if pack.manifest.several and not calibrator.several:
         calibrator = all_labels(calibrator)
     check_recipe(calibrator, pack, train=train_split is not None)
     check_train(train_split, fit_split)
-    train = None if train_split is None else pack.split(train_split)
-    data = pack.split(fit_split)
+    train = None if train_split is None else app.own(pack.split(train_split), device)
+    data, head = app.own(pack.split(fit_split), device), app.head_on(pack, device)
     with app.progress_bar(), app.about(pack, fit_split), warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)  # told from the report
-        report = calibrator.fit(data, pack.head, mode=app.mode_of(sequential), train=train).report
+        report = calibrator.fit(data, head, mode=app.mode_of(sequential), train=train).report
     assert report is not None
-    io.save(calibrator, output, overwrite=force)
+    if app.is_first():
+        io.save(calibrator, output, overwrite=force)
     name, rows = report.loss.upper(), []
     for step in report.steps:
         numbers = (f"{step.loss_before:.4f}", f"{step.loss_after:.4f}", str(step.head_passes))
@@ -133,13 +139,15 @@ def check_train(train_split: str | None, *others: str) -> None:
 
 
 @click.command("eval")
+@app.shared
 @app.PACK
 @click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
 @app.TEST_SPLIT
 @app.BINS
+@app.DEVICE
 @app.answered
 def evaluate(
-    pack_path: Path, calibrator_path: Path | None, test_split: str, bins: int
+    pack_path: Path, calibrator_path: Path | None, test_split: str, bins: int, device: str | None
 ) -> app.Answer:
     """Score the network of PACK, or CALIBRATOR on it, by every metric.
 
@@ -147,9 +155,11 @@ def evaluate(
     """
     pack = Pack.open(pack_path)
     calibrator = None if calibrator_path is None else load_for(calibrator_path, pack)
-    data = pack.split(test_split)
+    data, head = app.own(pack.split(test_split), device), app.head_on(pack, device)
+    if device is not None and calibrator is not None:
+        calibrator.to(app.device_of(device))
     with app.progress_bar(), app.about(pack, test_split):
-        scores = score(data, calibrator, pack.head, bins=bins)
+        scores = score(data, calibrator, head, bins=bins)
     name = "uncalibrated"
     if calibrator is not None:  # with what was learned, where that is a single number
         single = ((key, value) for key, value in calibrator.named_buffers() if value.numel() == 1)
@@ -197,6 +207,7 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
 
 
 @click.command()
+@app.shared
 @click.argument("source", metavar="PACK|FILE", type=app.PATH)
 @app.CALIBRATOR
 @app.output_option("The file to write: .npy, .csv, .tsv, .parquet or .safetensors.")
@@ -228,17 +239,26 @@ def predict(
       featcal predict my-pack cal.safetensors -o probs.npy
       featcal predict new.csv cal.safetensors --logits -o probs.csv
     """  # noqa: D301 - click knows a block by the character itself
-    check_free(output, overwrite=force)
+    if app.is_first():
+        check_free(output, overwrite=force)
     check_format(output)
     kind = app.kind_of(logits, probs)
     if not source.is_file():
         pack = Pack.open(source)
         calibrator = load_for(calibrator_path, pack)
-        data = pack.split(test_split or "test")
+        # By turns, so that the rows come in their order and no process holds more than a block.
+        data = replace(pack.split(test_split or "test"), turn=(dist.rank(), dist.world()))
         with app.progress_bar(), app.about(pack, data.name):
             survey(data, pack.head)
             found = _predicted(data, calibrator, pack.head, data.rows)
+            found = dist.in_turn(found, pack.manifest.classes)
+            if not app.is_first():
+                for _ in found:  # none: all of them go to the first
+                    pass
+                return
             rows = write_probs(output, found, pack.manifest.class_names, overwrite=force)
+    elif not app.is_first():
+        return  # a file is read by one process
     else:
         calibrator = io.load(calibrator_path)
         with (

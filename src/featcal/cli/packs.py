@@ -21,11 +21,13 @@ from featcal import export as files
 from featcal import io
 from featcal.cli import app
 from featcal.cli.fit import load_for
+from featcal.core import dist
 from featcal.core.checks import InputError
 from featcal.core.files import REMOVE, check_free
 from featcal.data import Pack, import_files
 from featcal.data.collect import placed, unpacked
 from featcal.data.resume import COLLECTED_ROWS, collect_pack, partial_of
+from featcal.data.share import collect_shared, parts_of
 from featcal.export.onnx_file import TOLERANCE
 from featcal.heads.attach import attach
 from featcal.heads.find import find_head, head_or_output, mapped
@@ -122,6 +124,7 @@ def _about(summary: dict[str, Any]) -> list[app.Line]:
 
 
 @click.command()
+@app.shared
 @click.argument("target", metavar="PACKAGE.MODULE:FUNCTION")
 @app.output_option("The folder to make.")
 @app.HEAD
@@ -160,7 +163,8 @@ def collect(
 
     Example: featcal collect my_project.models:build -o my-pack
     """
-    check_free(output, remedy=REMOVE)
+    if app.is_first():
+        check_free(output, remedy=REMOVE)
     model, loaders, options = load_target(target)
     options.pop(DYNAMIC, None)
     if device is not None:
@@ -171,10 +175,13 @@ def collect(
         precision = torch.autocast(place, getattr(torch, autocast))
     given = {"head": head, "layer": layer, "positions": positions, "ignore_index": ignore_index}
     options |= {key: value for key, value in given.items() if value is not None}
-    begun = partial_of(output).exists()
-    started = perf_counter()
-    with app.progress_bar(), precision, app.going_on_later(partial_of(output)):
-        made = collect_pack(model, loaders, output, shard_rows=shard_rows, **options)
+    collected: Callable[..., Pack | None] = collect_pack if dist.world() == 1 else collect_shared
+    kept = partial_of(output) if dist.world() == 1 else parts_of(output)
+    begun, started = kept.exists(), perf_counter()
+    with app.progress_bar(), precision, app.going_on_later(kept):
+        made = collected(model, loaders, output, shard_rows=shard_rows, **options)
+    if made is None:  # not the first of several processes
+        return {}, []
     seconds = perf_counter() - started
     told = {**made.summary(), "output": str(output), "resumed": begun, "seconds": seconds}
     rows = sum(map(made.manifest.rows, made.splits))

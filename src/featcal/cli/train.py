@@ -29,6 +29,7 @@ from featcal.core.checks import ArgumentError, InputError
 from featcal.core.files import check_free
 from featcal.core.fit import undisturbed
 from featcal.core.progress import listen
+from featcal.core.table import Table, spelled
 from featcal.core.text import NO_LITERAL
 from featcal.data.collect import collect
 from featcal.data.resume import collect_pack
@@ -37,10 +38,9 @@ from featcal.datasets.images import default_val
 from featcal.losses import LOSSES, TrainingLoss, parse_loss
 from featcal.metrics.columns import COLUMNS
 from featcal.models import build, network_options
-from featcal.report.tables import Table, spelled
 from featcal.train import Engine, Epoch, History, Recipe, processes, published_loss, save_history
 from featcal.train import train as run_training
-from featcal.train.engine import PRECISIONS, launched_rank
+from featcal.train.engine import PRECISIONS
 from featcal.train.history import MAX_RUNS, Batches, Watched, looks, outputs
 from featcal.train.loop import check_targets, full_precision, write_run
 from featcal.train.run_folder import CHECKPOINT, PACK, Position, check_folder, made_folder
@@ -155,7 +155,7 @@ def train(**options: Any) -> None:  # noqa: ANN401 - Run has them by their names
 
     Example: featcal train cifar10 wrn16x4 -o run --data data --loss "focal(gamma=3)" --budget 0.1
     """
-    run, first = Run(**options), launched_rank() == 0
+    run, first = Run(**options), dist.launched()[0] == 0
     with _as_one(run.output, first), ExitStack() as stack:
         run.check()
         with processes(run.device):

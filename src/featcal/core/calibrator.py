@@ -8,6 +8,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby, pairwise
 from time import perf_counter
@@ -45,6 +46,7 @@ from featcal.core.fit import (
     nll,
     run_steps,
     survey,
+    together,
 )
 from featcal.core.progress import FEW_LARGE, calm
 from featcal.core.show import html_table
@@ -138,10 +140,12 @@ class Calibrator(nn.Module, ABC):
             raise InputError(f"{self!r} measures distance to training rows: pass train=, such rows")
         head = as_head(head)
         data = as_data(data, head)
-        with evaluating(head), exact():
+        with evaluating(head), exact(), ExitStack() as stack:
             facts = survey(data, head)
             if facts.several != self.several:
                 raise InputError(self._wrong_labels())
+            if train is None:
+                data = stack.enter_context(together(data, facts))
             if self.needs_features and not facts.width:
                 raise InputError(f"{self!r} works on features, and the data holds logits alone")
             self._apply(partial(trainable, device=facts.device))

@@ -10,7 +10,8 @@ For every place that takes values from a user or a file:
     check_same(logits, stored)                                    stored logits are the head's own
 
 Each raises `InputError` for anything else. `first_row` is the number of the first row among all of
-them; `slack` is how far from 1 a row may sum, `sum_tolerance` of its precision by default.
+them; `slack` is how far from 1 a row may sum, `sum_tolerance` of its precision by default. torch is
+imported where tensors are checked: the command line, which knows the errors, starts without it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,9 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from featcal.core.batch import Batch
 
 Kind = Literal["logits", "probs"]
@@ -66,6 +66,10 @@ class ArgumentError(InputError):
     def sentence(self, name_of: Callable[[str], str]) -> str:
         """What is wrong, with arguments by the names the reader knows."""
         return ARGUMENT.sub(lambda found: name_of(found[1]), self.template)
+
+
+class Elsewhere(InputError):
+    """What ended this process and only another process of the same job can explain."""
 
 
 class CalibrationWarning(UserWarning):
@@ -155,6 +159,7 @@ def whole_number(value: object) -> int:
 def rows_text(rows: Tensor, first_row: int = 0) -> str:
     """Row numbers as a message shows them.
 
+    >>> import torch
     >>> rows_text(torch.arange(7), 10)
     'rows 10, 11, 12, 13, 14 and 2 more'
     """
@@ -183,11 +188,14 @@ def check_probs(
         place: what to call a row.
         remedy: what to do instead.
 
+    >>> import torch
     >>> check_probs(torch.tensor([[0.5, 0.5], [2.0, -3.0]]))
     Traceback (most recent call last):
     featcal.core.checks.InputError: probs[1] holds -3 to 2 with the sum -1: probabilities lie in \
 0..1 and sum to 1; divide percentages by 100, and pass logits as logits
     """
+    import torch
+
     if not probs.is_floating_point():
         raise InputError(f"probs have type {probs.dtype}: pass floating point values")
     if not len(probs):
@@ -231,6 +239,8 @@ def checked_labels(
     labels: Tensor, classes: int, *, rows: int | None = None, first_row: int = 0
 ) -> Tensor:
     """One integer per row, 0 to classes - 1, as many as there are rows: (n,) int64."""
+    import torch
+
     check_whole_labels(labels)
     kinds = labels.is_floating_point(), labels.is_complex(), labels.dtype == torch.bool
     if labels.ndim != 1 or any(kinds):
@@ -259,7 +269,7 @@ def checked_groups(groups: Tensor, rows: int) -> Tensor:
     featcal.core.checks.InputError: groups have shape (3,), type torch.int64 and the least number \
 -1: give the number of its sample, 0 or more, for each of 3 rows
     """
-    whole = not groups.is_floating_point() and groups.dtype != torch.bool
+    whole = not groups.is_floating_point() and "bool" not in str(groups.dtype)
     least = int(groups.min()) if whole and groups.numel() else 0
     if groups.shape != (rows,) or not whole or least < 0:
         raise InputError(
@@ -273,6 +283,8 @@ def check_finite(
     name: str, values: Tensor, *, first_row: int = 0, remedy: str = "remove them first"
 ) -> None:
     """Refuses rows that are not finite; `name` is a plural, such as "features"."""
+    import torch
+
     # A finite sum proves finite terms, and costs one read instead of three. One that is not may be
     # an overflow of the sum itself: the terms decide.
     if not bool(torch.isfinite(values.sum())):
@@ -326,6 +338,8 @@ the sample has it
 
 def check_same(logits: Tensor, stored: Tensor) -> None:
     """Refuses stored logits that are not those the head gives."""
+    import torch
+
     if logits.shape != stored.shape:
         raise InputError(
             f"head gives {logits.shape[1]} classes and the stored logits have {stored.shape[-1]}: "

@@ -1,13 +1,98 @@
-"""The only module that knows about processes: every other one reduces through these functions."""
+"""The only module that knows about processes: every other one reduces through these functions.
+
+torchrun starts the processes and `processes` joins them; each holds some of the rows, and sums,
+maxima and rows of all of them come from here. A process that ends takes the others with it:
+whatever waits for it raises `Elsewhere`.
+"""
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
+from featcal.core.checks import Elsewhere, InputError
+
+# One process may be late by hours, as at the end of a collection; one that dies is noticed at once.
+LONGEST = timedelta(days=2)
+SAID = "featcal/said"
+ENDED = (
+    "another process of this job has ended: see what it said, or whether it was killed or out of "
+    "memory; no file was left half written"
+)
+
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+_store: Any = None  # where processes leave word for each other, once they have joined
+
+
+def launched() -> tuple[int, int]:
+    """Which of how many processes this is, as torchrun says before they have joined; 0 of 1."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    return (int(os.environ.get("RANK", 0)), world) if world > 1 else (0, 1)
+
+
+@contextmanager
+def processes(*, gpu: bool) -> Iterator[None]:
+    """Joins the other processes that torchrun started, if it did: by NCCL on GPUs, else by gloo."""
+    global _store
+    if launched()[1] < 2 or active():
+        yield
+        return
+    from torch.distributed.rendezvous import rendezvous
+
+    if gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    try:
+        _store, rank, world = next(rendezvous("env://"))
+    except ValueError as error:  # such as no MASTER_ADDR
+        raise InputError(
+            f"WORLD_SIZE is {launched()[1]}, and {error}: start the processes with torchrun"
+        ) from error
+    torch_dist.init_process_group(
+        "nccl" if gpu else "gloo", store=_store, rank=rank, world_size=world, timeout=LONGEST
+    )
+    try:
+        yield
+    finally:
+        torch_dist.destroy_process_group()
+        _store = None
+
+
+def speaks(error: BaseException, patience: float) -> bool:
+    """Whether this process is the one to say what ended the job; the first that knows better.
+
+    One that only knows of another's end gives that one so many seconds to say more.
+    """
+    with suppress(RuntimeError):  # a store that went with its process
+        if _store is not None:
+            end = time.monotonic() + patience
+            while isinstance(error, Elsewhere) and time.monotonic() < end:
+                if _store.check([SAID]):
+                    return False
+                time.sleep(0.1)
+            return bool(_store.add(SAID, 1) == 1)
+    return True
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A block in which this process is the only one: what it computes, all compute alike."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
 
 def active() -> bool:
     """Whether a process group is running."""
-    return torch_dist.is_available() and torch_dist.is_initialized()
+    return torch_dist.is_available() and torch_dist.is_initialized() and not _alone.get()
 
 
 def world() -> int:
@@ -43,24 +128,71 @@ def gather(values: Tensor) -> Tensor:
     """The rows of all processes, in rank order; ranks may hold different numbers of rows."""
     if not active():
         return values
-    size = _shared(torch.tensor(len(values)))
-    sizes = [torch.zeros_like(size) for _ in range(world())]
-    torch_dist.all_gather(sizes, size)
-    longest = int(max(sizes))
-    padded = _shared(values.new_zeros((longest, *values.shape[1:])))
-    padded[: len(values)] = values
-    parts = [torch.empty_like(padded) for _ in sizes]
-    torch_dist.all_gather(parts, padded)
+    with _waiting():
+        size = _shared(torch.tensor(len(values)))
+        sizes = [torch.zeros_like(size) for _ in range(world())]
+        torch_dist.all_gather(sizes, size)
+        longest = int(max(sizes))
+        padded = _shared(values.new_zeros((longest, *values.shape[1:])))
+        padded[: len(values)] = values
+        parts = [torch.empty_like(padded) for _ in sizes]
+        torch_dist.all_gather(parts, padded)
     rows = [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
     return torch.cat(rows).to(values.device)
+
+
+def in_turn(blocks: Iterable[Tensor], columns: int) -> Iterator[Tensor]:
+    """The blocks (n, columns) of all processes for the first one, by turns; none for the others.
+
+    Only the block under way is held. The first block of each process comes first, in rank order,
+    then the second of each; a process may have fewer than another.
+    """
+    if not active():
+        yield from blocks
+        return
+    own, others = iter(blocks), list(range(1, world()))
+    if rank():
+        for block in own:
+            with _waiting():
+                torch_dist.send(_shared(torch.tensor(len(block))), 0)
+                torch_dist.send(_shared(block.float()), 0)
+        with _waiting():
+            torch_dist.send(_shared(torch.tensor(-1)), 0)
+        return
+    while True:
+        mine = next(own, None)
+        if mine is not None:
+            yield mine
+        elif not others:
+            return
+        for other in list(others):
+            with _waiting():
+                rows = _shared(torch.tensor(0))
+                torch_dist.recv(rows, other)
+                if rows < 0:
+                    others.remove(other)
+                    continue
+                received = _shared(torch.zeros(int(rows), columns))
+                torch_dist.recv(received, other)
+            yield received
 
 
 def _reduced(values: Tensor, operation: str) -> Tensor:
     if not active():
         return values
     shared = _shared(values)
-    torch_dist.all_reduce(shared, op=getattr(torch_dist.ReduceOp, operation))
+    with _waiting():
+        torch_dist.all_reduce(shared, op=getattr(torch_dist.ReduceOp, operation))
     return shared.to(values.device)
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Waits for the others; where one is gone for good, says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Elsewhere(ENDED) from error
 
 
 def _shared(values: Tensor) -> Tensor:

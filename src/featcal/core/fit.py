@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from itertools import pairwise
 from operator import or_
@@ -36,7 +36,7 @@ from featcal.core.batch import (
     stored_logits,
     unchecked,
 )
-from featcal.core.checks import InputError, check_batch, check_same
+from featcal.core.checks import Elsewhere, InputError, check_batch, check_same
 from featcal.core.sample import Folds
 from featcal.core.show import html_table
 from featcal.core.stored import made
@@ -52,6 +52,8 @@ FEW = 10  # wrong rows from which on the data alone decide
 FEW_ROWS = 100  # below, chance moves an accuracy by 5 points, as much as a fit hopes to mend
 PER_NUMBER = 10  # samples; a step that has fewer for each of its numbers is judged on others
 FOLDS = 3  # of that judgement
+FEW_NUMBERS = 2**24  # features and logits of all rows, of which every process may hold a copy
+KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)  # of tensors
 HEAD_ROWS = 64  # of the first batch, on which a head is tried
 
 
@@ -227,7 +229,7 @@ def survey(data: Data, head: Head | None) -> Facts:
     if refused is not None:
         raise refused
     if anywhere:
-        raise InputError("another process found data it cannot use: see what it says")
+        raise Elsewhere("another process found data it cannot use: see what it says")
     rows, groups = dist.total(torch.tensor([local.rows, local.groups])).tolist()
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
@@ -242,6 +244,35 @@ def survey(data: Data, head: Head | None) -> Facts:
     if isinstance(data, Chunked):
         data.surveyed = head, facts
     return facts
+
+
+@contextmanager
+def together(data: Data, facts: Facts) -> Iterator[Data]:
+    """All rows of all processes for the block, in which each fits alone, where they are few.
+
+    A search over few rows asks for a thousand sums, and waiting for the others would take longer
+    than computing. In rank order the rows are those of one process, and so is the fit, to the bit.
+    """
+    if dist.world() == 1 or facts.rows * (facts.width + facts.classes) > FEW_NUMBERS:
+        yield data
+        return
+    parts: dict[str, list[Tensor]] = {one.name: [] for one in fields(Batch)}
+    for batch in data:
+        for name, found in parts.items():
+            values = getattr(batch, name)
+            found += [] if values is None or not len(batch) else [values]
+    # A process without rows knows no types: those of the others.
+    known = [1 + KINDS.index(found[0].dtype) if found else 0 for found in parts.values()]
+    widths = {"features": (0, facts.width), "logits": (0, facts.classes)}
+    widths |= {"labels": (0, facts.classes)} if facts.several else {}
+    every: dict[str, Tensor | None] = dict.fromkeys(parts)
+    for name, kind in zip(parts, dist.largest(torch.tensor(known)).tolist(), strict=True):
+        if kind:
+            size = widths.get(name, (0,))
+            none = torch.zeros(size, dtype=KINDS[kind - 1], device=facts.device)
+            every[name] = dist.gather(torch.cat([none, *parts[name]]))
+    with dist.alone():
+        yield Chunked([unchecked(**every)])  # type: ignore[arg-type]
 
 
 def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool]:

@@ -19,8 +19,6 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import TypeVar
 
-import torch
-
 Listener = Callable[[str, int, int], None]  # label, steps done, steps in all
 Item = TypeVar("Item")
 
@@ -105,6 +103,8 @@ def calm(numbers: float, small: int = MANY_SMALL) -> Iterator[None]:
     Many short parallel regions on a busy machine wait for each other at every barrier, and a fit of
     a tenth of a second becomes one of several seconds.
     """
+    import torch  # here alone: whoever shows progress need not wait for it
+
     threads = torch.get_num_threads()
     try:
         if numbers < small and threads > 1:

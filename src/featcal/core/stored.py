@@ -21,16 +21,16 @@ from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite, prod
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import IO, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import IO, TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from featcal.core.checks import ArgumentError, InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    from torch import Tensor
 
 SHA256 = "sha256"
 DEEPEST = 32  # brackets within brackets: more than any document of ours has
@@ -152,6 +152,8 @@ def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str] | None = None
 ) -> None:
     """Writes tensors and texts with their sha256, which `read_tensors` checks."""
+    from safetensors.torch import save_file
+
     about = dict(texts or {})
     save_file(dict(tensors), path, {**about, SHA256: digest(tensors, about)})
 
@@ -173,6 +175,8 @@ def read_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def digest(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
     """The sha256 of names, types, shapes, values and texts, in any order, in hexadecimal."""
+    import torch
+
     found = hashlib.sha256(json.dumps(texts, sort_keys=True).encode())
     for key in sorted(tensors):
         values = tensors[key].detach().cpu().contiguous()
@@ -195,6 +199,8 @@ def check_unpacked(stored: int, unpacked: int) -> None:
 
 def npy_of(stream: IO[bytes], stored: int) -> npt.NDArray[Any]:
     """The array in an .npy stream, which takes up so many bytes of a file, packed or not."""
+    import numpy as np
+
     shape, fortran, dtype = _npy_header(stream)
     size = prod(shape) * dtype.itemsize
     check_unpacked(stored, size)
@@ -212,6 +218,8 @@ def npy_of(stream: IO[bytes], stored: int) -> npt.NDArray[Any]:
 
 def map_npy(path: Path) -> npt.NDArray[Any]:
     """The array of an .npy file, mapped and not read; the file stays as it is."""
+    import numpy as np
+
     with path.open("rb") as file:
         shape, _, dtype = _npy_header(file)
         room = path.stat().st_size - file.tell()
@@ -222,6 +230,8 @@ def map_npy(path: Path) -> npt.NDArray[Any]:
 
 
 def _npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    import numpy as np
+
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)

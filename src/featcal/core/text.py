@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Generic, TypeVar, final
 
 from featcal.core.calibrator import METHODS, Calibrator
@@ -36,6 +37,7 @@ def parse(text: str) -> Calibrator:
     Raises:
         InputError: naming what cannot be read.
     """
+    import_module("featcal.methods")  # by name, since they stand above the core: each registers
 
     def steps(node: ast.expr, text: str) -> Calibrator:
         match node:

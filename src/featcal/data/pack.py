@@ -61,17 +61,28 @@ class PackSplit:
 
     Features come as float32 or wider, logits as float32, labels as int64. There is no `len`: a list
     of batches counts batches, so ask for `rows`.
+
+    Attributes:
+        part: which of how many parts of equal size, in order, to read; no byte of another.
+        turn: every how many chunks of these to read, counted from which one.
     """
 
     path: Path
     name: str
     manifest: Manifest
     checked: set[str] = field(default_factory=set, repr=False, compare=False)
+    part: tuple[int, int] = (0, 1)
+    turn: tuple[int, int] = (0, 1)
 
     @property
     def rows(self) -> int:
-        """The number of labelled rows."""
-        return self.manifest.rows(self.name)
+        """The number of labelled rows, of this part."""
+        first, end = self._ends()
+        return end - first
+
+    def _ends(self) -> tuple[int, int]:
+        (number, parts), rows = self.part, self.manifest.rows(self.name)
+        return number * rows // parts, (number + 1) * rows // parts
 
     @property
     def head(self) -> nn.Linear | None:
@@ -82,14 +93,23 @@ class PackSplit:
         return f"PackSplit({str(self.path)!r}, {self.name!r}: {self.rows:,} rows)"
 
     def __iter__(self) -> Iterator[Batch]:
+        (first, last), (number, turns) = self._ends(), self.turn
         for shard in self.manifest.splits[self.name]:
+            begin, end = max(first, 0), min(last, shard.rows)
+            first, last = first - shard.rows, last - shard.rows
+            # The chunks of this shard that are read here.
+            chunks = range(begin + number * CHUNK_ROWS, end, turns * CHUNK_ROWS)
+            number = (number - len(range(begin, end, CHUNK_ROWS))) % turns
+            if not chunks:
+                continue
             _check_once(self.path, shard, self.checked)
             path = self.path / shard.file
             with reading(path, REMEDY), safe_open(path, framework="pt") as file:
                 stored = {name: file.get_slice(name) for name in self.manifest.dtypes}
-                for start in range(0, shard.rows, CHUNK_ROWS):
+                for start in chunks:
                     # Views of the mapped file until they are widened.
-                    chunk = {key: part[start : start + CHUNK_ROWS] for key, part in stored.items()}
+                    some = slice(start, min(start + CHUNK_ROWS, end))
+                    chunk = {key: part[some] for key, part in stored.items()}
                     features, logits = chunk.get("features"), chunk.get("logits")
                     yield Batch(
                         logits=None if logits is None else logits.float(),

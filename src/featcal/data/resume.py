@@ -81,13 +81,7 @@ def collect_pack(
         meta: anything else worth keeping, as JSON.
         shard_rows: rows of a full shard, and what a kill costs at most.
     """
-    for split, loader in loaders.items():
-        batches = getattr(loader, "batch_sampler", None)
-        samplers = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-        if any(isinstance(sampler, SHUFFLING) for sampler in samplers):
-            raise InputError(
-                f"the loader of split {split!r} shuffles, and could not go on: give shuffle=False"
-            )
+    check_order(loaders)
     extra = {} if layer is None else {"layer": layer}
     called = type(model).__name__ if name is None else name
     meta = {**(meta or {}), **extra}
@@ -118,6 +112,17 @@ def collect_pack(
             (partial.folder / JOURNAL).unlink()
             _settle(partial.folder)
     return Pack.open(out)
+
+
+def check_order(loaders: Mapping[str, Iterable[Any]]) -> None:
+    """Refuses loaders whose order is another each time."""
+    for split, loader in loaders.items():
+        batches = getattr(loader, "batch_sampler", None)
+        samplers = (getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+        if any(isinstance(sampler, SHUFFLING) for sampler in samplers):
+            raise InputError(
+                f"the loader of split {split!r} shuffles, and could not go on: give shuffle=False"
+            )
 
 
 @final

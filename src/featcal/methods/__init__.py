@@ -1,6 +1,7 @@
 """Post-hoc methods, one family per file; importing one registers it by name."""
 
 from featcal.core.calibrator import METHODS
+from featcal.core.listed import LISTED
 from featcal.methods.affine import (
     DirichletCalibration,
     MatrixScaling,
@@ -45,12 +46,5 @@ __all__ = [
     "VectorScaling",
 ]
 
-# The order in which help and pages list them; others come after.
-LISTED = (
-    *("auto",),
-    *("vector", "matrix", "dirichlet", "bbq", "classwise", "clip", "density", "ensemble", "group"),
-    *("histogram", "isotonic", "logit_clip", "norm_clip", "parameterised", "proximity", "sample"),
-    *("spline", "svs", "sms", "temperature"),
-)
 for _name in (*LISTED, *[name for name in METHODS if name not in LISTED]):
     METHODS[_name] = METHODS.pop(_name)

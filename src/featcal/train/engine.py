@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 
@@ -129,25 +128,11 @@ def known_options() -> dict[str, str | int | bool | Callable[..., Any]]:
     return {key: value for key, value in COMPILER.items() if key in known}
 
 
-def launched_rank() -> int:
-    """Which of torchrun's processes this is, known before they have joined; 0 without them."""
-    return int(os.environ.get("RANK", 0)) if int(os.environ.get("WORLD_SIZE", 1)) > 1 else 0
-
-
 @contextmanager
 def processes(device: str | None = None) -> Iterator[None]:
     """Joins the other processes that torchrun started, if it did."""
-    if int(os.environ.get("WORLD_SIZE", 1)) < 2 or dist.active():
+    with dist.processes(gpu=device != "cpu" and torch.cuda.is_available()):
         yield
-        return
-    gpu = device != "cpu" and torch.cuda.is_available()
-    if gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    torch_dist.init_process_group("nccl" if gpu else "gloo")
-    try:
-        yield
-    finally:
-        torch_dist.destroy_process_group()
 
 
 def optimizer_of(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:

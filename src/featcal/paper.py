@@ -1,7 +1,8 @@
 """The tables of the feature clipping paper as printed, and our own results beside them.
 
 Tao, Dong and Xu, "Feature Clipping for Uncertainty Calibration", AAAI 2025. Everything is in
-`paper.json`, which experiments/paper_tables.py makes from the results of the experiments.
+`assets/paper.json`, which experiments/paper_tables.py makes from the results of the experiments.
+Nothing here needs torch, so that `featcal paper` answers at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, final
 
 from featcal.core.checks import InputError
 from featcal.core.stored import json_of, reading
-from featcal.report.tables import Table
+from featcal.core.table import Table
 
 FILE = "paper.json"
 REMEDY = "make it in a source checkout with: python experiments/paper_tables.py"
@@ -55,7 +56,7 @@ def read_paper(folder: Path | None = None) -> dict[str, PaperTable]:
     >>> list(read_paper())[:3]
     ['entropy', 'ece-posthoc', 'vit']
     """
-    path = (Path(__file__).parent if folder is None else folder) / FILE
+    path = (Path(__file__).parent / "assets" if folder is None else folder) / FILE
     if not path.is_file():
         raise InputError(f"{path.parent} holds no {FILE}: {REMEDY} {path.parent}")
     with reading(path, REMEDY):
