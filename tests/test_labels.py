@@ -256,6 +256,19 @@ def test_compare_takes_loaders_and_folds_of_whole_samples(world):
     assert folded[1].scores.metrics["nll"] < folded[0].scores.metrics["nll"]
 
 
+@pytest.mark.parametrize("samples", [300, 5000])  # of 5,000 with 4 labels rows are drawn in groups
+def test_intervals_draw_whole_samples(samples):
+    draw = torch.Generator().manual_seed(0)
+    z = 2 * torch.randn(samples, 1, generator=draw)
+    y = torch.bernoulli((z / 2).sigmoid(), generator=draw).long()
+    four = featcal.evaluate(Batch(z.expand(-1, 4), y.expand(-1, 4)), resamples=400)  # said 4 times
+    once = featcal.evaluate(Batch(z, y), resamples=400)
+    for name in ("accuracy", "nll", "ece", "smooth_ece"):
+        assert four.metrics[name] == pytest.approx(once.metrics[name], abs=1e-3)
+        spans = [ends.high - ends.low for ends in (four.interval(name), once.interval(name))]
+        assert spans[0] == pytest.approx(spans[1], rel=0.15), name  # half as wide by single rows
+
+
 # --- refusals ---
 
 Z = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))

@@ -39,7 +39,7 @@ from featcal.report.compare import (
     parse_all,
     usual_recipes,
 )
-from featcal.report.scores import Scores, evaluate
+from featcal.report.scores import Scores, by_sample, evaluate
 from featcal.report.tables import fitted_text
 
 FORMAT, VERSION = "featcal.report", 1
@@ -246,6 +246,8 @@ class Scene:
             seen = rows.kept()
         groups = analysis.Groups.of_data(seen, confidence=SURE)
         drawn = Resamples.draw(len(groups), BANDS, seed)
+        if pack.manifest.several:
+            drawn = by_sample(drawn, pack.manifest.classes, seed)
         held = list(as_data(own, head)) if fits else own
         return cls(pack, (fit, test), head, held, seen, groups, bins, drawn)
 

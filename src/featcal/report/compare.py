@@ -19,7 +19,7 @@ from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.calibrator import METHODS, Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
-from featcal.core.labels import Answers, suited
+from featcal.core.labels import suited
 from featcal.core.progress import track
 from featcal.core.sample import Folds
 from featcal.core.text import NONE, parse
@@ -36,14 +36,20 @@ from featcal.report.bootstrap import (
     Bootstrap,
     Difference,
     Interval,
-    Resamples,
     checked_resamples,
     checked_seed,
     first_row,
     interval,
     marks,
 )
-from featcal.report.scores import Scores, calibrated_logits, check_usable, score
+from featcal.report.scores import (
+    Scores,
+    answered,
+    calibrated_logits,
+    check_usable,
+    resampled,
+    score,
+)
 from featcal.report.tables import html, markdown
 from featcal.version import __version__
 
@@ -120,8 +126,8 @@ def compare(
     with evaluating(head):
         facts = survey(scored, head)
         first = first_row(scored)
-        rows_drawn = Answers(scored, head, first) if facts.several else scored
-        drawn = Resamples.of(rows_drawn, head, facts.judged, resamples, seed) if resamples else None
+        drawn = resampled(scored, head, facts, resamples, seed) if resamples else None
+        first_drawn = first_row(answered(scored, head, facts))
     calibrators = [None if one is None else suited(one, facts) for one in calibrators]
     dealt = None
     if folds is not None:
@@ -144,7 +150,7 @@ def compare(
     rows = []
     for name, calibrator in track("fitting recipes", list(zip(names, calibrators, strict=True))):
         fitted = [None if calibrator is None else fit.fit(calibrator) for fit in fits]
-        bootstrap = None if drawn is None else Bootstrap(drawn, first_row(rows_drawn), bins)
+        bootstrap = None if drawn is None else Bootstrap(drawn, first_drawn, bins)
         started = perf_counter()
         with torch.no_grad(), evaluating(head):
             if dealt is not None:
@@ -160,7 +166,7 @@ def compare(
     settings = settings_of(
         *(mode, bins, folds, resamples, seed),
         baseline=None if base is None else names[base],
-        grouped=drawn is not None and drawn.grouped,
+        grouped=drawn is not None and drawn.grouped and not facts.several,
     )
     against = tuple(None if index == base else base for index in range(len(rows)))
     return Comparison(tuple(rows), against, settings)

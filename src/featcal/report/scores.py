@@ -149,11 +149,32 @@ def evaluate(
         check_usable(calibrator, facts, head)
         bootstrap = None
         if checked_resamples(resamples):
-            rows = Answers(data, head, first_row(data)) if facts.several else data
-            drawn = Resamples.of(rows, head, facts.judged, resamples, seed)
-            bootstrap = Bootstrap(drawn, first_row(rows), bins)
+            drawn = resampled(data, head, facts, resamples, seed)
+            bootstrap = Bootstrap(drawn, first_row(answered(data, head, facts)), bins)
         parts = ((batch, calibrated_logits(batch, calibrator, head)) for batch in data)
         return score(parts, facts, bins, bootstrap)
+
+
+def answered(data: Data, head: Head | None, facts: Facts) -> Data:
+    """The rows that are scored: the answers about samples of several labels, else the data."""
+    return Answers(data, head, first_row(data)) if facts.several else data
+
+
+def resampled(data: Data, head: Head | None, facts: Facts, resamples: int, seed: int) -> Resamples:
+    """The resamples of the scored rows; the answers about a sample are drawn together."""
+    drawn = Resamples.of(answered(data, head, facts), head, facts.judged, resamples, seed)
+    return by_sample(drawn, facts.classes, seed) if facts.several else drawn
+
+
+def by_sample(drawn: Resamples, labels: int, seed: int) -> Resamples:
+    """The same with whole samples drawn, each of which has so many rows side by side."""
+    samples, resamples = len(drawn.unit) // labels, drawn.counts.shape[1] - 1
+    whole = Resamples.draw(samples, resamples, seed)
+    counts, unit = whole.counts, whole.unit.repeat_interleave(labels)
+    if not drawn.grouped:  # every row has its own counts
+        counts, unit = counts.repeat_interleave(labels, 0), drawn.unit
+    stand_ins = drawn.counts[len(drawn.counts) - len(drawn.rows) :]
+    return replace(drawn, counts=torch.cat([counts, stand_ins]), unit=unit)
 
 
 def check_usable(calibrator: Calibrator | None, facts: Facts, head: Head | None) -> None:

@@ -436,6 +436,7 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
     if intervals:
         groups = settings.get("drawn", {}).get("groups")
         of = f"{groups:,} groups of these rows" if groups else "these rows"
+        of = "whole samples" if comparison[0].scores.labels else of
         found.append(
             f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of {of} "
             f"(seed {settings['seed']}); the fits stay as they are."
