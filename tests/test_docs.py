@@ -184,6 +184,27 @@ def test_every_snippet_of_the_multi_label_page_runs(tmp_path, monkeypatch):
     assert featcal.Pack.open("pack").manifest.several
 
 
+@pytest.mark.no_cover
+def test_every_snippet_of_the_segmentation_page_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 3, 1))
+    x = torch.randn(30, 3, 6, 6)
+    with torch.no_grad():
+        noise = -torch.rand(30, 3, 6, 6).log()
+        y = (model(x) - noise.log()).argmax(1)
+        model[2].weight *= 3  # surer than it may be
+    y[:, 0] = 255
+    resized = nn.Sequential(nn.AvgPool2d(2), model, nn.Upsample(6))
+    loader = [(x[i : i + 10], y[i : i + 10]) for i in (0, 10, 20)]
+    names = {"model": model, "resized": resized, "x": x, "val_loader": loader}
+    blocks = python_blocks("docs/segmentation.md")
+    assert len(blocks) == 4
+    for block in blocks:
+        exec(block, names | {"test_loader": loader, "featcal": featcal})
+    assert (tmp_path / "resized.onnx").is_file()
+
+
 def test_files_that_pages_name_are_there():
     pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
     named = {

@@ -227,15 +227,13 @@ class Calibrator(nn.Module, ABC):
     @property
     def fresh(self) -> bool:
         """Whether nothing was fitted, assigned, loaded or fixed: the identity it was born as."""
+        steps = self.steps_in_order()
+        pairs = ((list(s.buffers()), list(type(s)(**s.hyperparameters()).buffers())) for s in steps)
         same = (
-            torch.equal(value.cpu(), born.cpu())
-            for step in self.steps_in_order()
-            for value, born in zip(
-                step.buffers(), type(step)(**step.hyperparameters()).buffers(), strict=True
-            )
+            len(now) == len(born) and all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(now, born))
+            for now, born in pairs
         )
-        fixed = any(step.fixed for step in self.steps_in_order())
-        return self.report is None and not fixed and all(same)
+        return self.report is None and not any(s.fixed for s in steps) and all(same)
 
     def stand_in(self) -> Calibrator:
         """What joint fitting refits per value of an earlier step: this, or a cheaper method."""

@@ -161,8 +161,9 @@ class Labels(Calibrator):
         (part,) = self.parts
         if not self.step.any_head:
             rows = Answers(problem.data)
+            rows_of, samples = problem.facts.judged, problem.facts.samples
             facts = replace(
-                problem.facts, rows=problem.facts.judged, classes=2, width=0, several=False
+                problem.facts, rows=rows_of, groups=samples, classes=2, width=0, several=False
             )
             view = Through(rows, stored_logits, features=False)
             problem = replace(problem, source=rows, data=view, head=None, facts=facts, then=None)

@@ -272,7 +272,8 @@ class Collector:
                 counted = counted[np.sort(some)]
             places.append(place * flat.shape[1] + counted)
             groups.append(torch.full_like(counted, number))
-        where = torch.unravel_index(torch.cat(places), labels.shape)
+        chosen = torch.cat(places).numpy()  # torch.unravel_index would import a compiler
+        where = tuple(map(torch.from_numpy, np.unravel_index(chosen, labels.shape)))
 
         def kept(values: Tensor) -> Tensor:  # without a copy of all positions
             return values.movedim(axis, -1)[tuple(one.to(values.device) for one in where)]
