@@ -86,6 +86,7 @@ import torch
 torch.set_num_threads(1)
 import torch.distributed as dist
 from torch import nn
+import featcal.core.fit
 from featcal import Batch, parse
 
 jobs, arrays, folder = json.loads(sys.argv[1]), torch.load(sys.argv[2]), sys.argv[3]
@@ -103,6 +104,7 @@ def shard(rank, layout):
     return [part(0, 800), part(800, n)]
 
 def fit(number, rank, recipe, mode, layout):
+    featcal.core.fit.FEW_NUMBERS = 0  # few rows would all be brought together
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/{number}.store", rank=rank, world_size=2,
         timeout=datetime.timedelta(seconds=60))

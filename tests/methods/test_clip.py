@@ -16,6 +16,7 @@ from method_cases import score64
 from torch import nn
 
 from featcal import Batch, FeatureClip, Temperature, parse
+from featcal.core import fit as fit_module
 from featcal.core.batch import Through
 from featcal.methods import clip as clip_module
 from featcal.methods.clip import LinearPath, clipped_logits
@@ -537,6 +538,7 @@ SHUFFLED = ["clip", "clip(criterion='ece')", "clip | temperature"]
 
 def two_ranks(rank, folder, batch, weight, recipes):
     torch.set_num_threads(1)
+    fit_module.FEW_NUMBERS = 0  # few rows would all be brought together
     torch_dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
     )

@@ -196,8 +196,10 @@ import torch
 torch.set_num_threads(1)
 import torch.distributed as torch_dist
 import featcal
+import featcal.core.fit
 from featcal import Batch
 
+featcal.core.fit.FEW_NUMBERS = 0  # few rows would all be brought together
 rank, folder, world = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 if world > 1:
     torch_dist.init_process_group(
