@@ -322,3 +322,75 @@ def test_a_diagram_is_known_to_pyplot_and_saved_by_its_ending(tmp_path):
     for path, culprit in (("d.pdf", "no known format"), ("T1.4.png", "exists")):
         with pytest.raises(featcal.InputError, match=culprit):
             diagram.save(tmp_path / path)
+
+
+# --- the page, from Python -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr("featcal.page.content.POINTS", 12)
+    return {"recipes": ["temperature"], "resamples": 100}
+
+
+def test_a_page_is_written_of_a_model_and_of_a_pack(mine, tmp_path, quick):
+    path = tmp_path / "model.html"
+    content = featcal.report(Net(), loader(0, 300), loader(1, 300), path, **quick)
+    page = path.read_text()
+    assert content.summary.command == "model = featcal.calibrate(model, val, 'temperature')"
+    assert "featcal.calibrate(model, val" in page
+    assert str(tmp_path.parent.parent) not in page.replace(str(path), "")  # no folder that is gone
+    with pytest.raises(featcal.InputError, match="exists"):
+        featcal.report(Net(), loader(0), loader(1), path)
+    with pytest.raises(featcal.InputError, match="no known format"):
+        featcal.report(Net(), loader(0), loader(1), tmp_path / "x.pdf")
+    with pytest.raises(featcal.InputError, match="a model with loaders, or a pack"):
+        featcal.report(3, loader(0), loader(1), tmp_path / "x.html")
+    found = featcal.report(featcal.Pack.open(mine), "val", "test", tmp_path / "p.html", **quick)
+    assert (tmp_path / "p.html").is_file()
+    assert found.summary.command.startswith("featcal fit") or not found.summary.command
+
+
+def test_the_package_behind_the_call_is_a_package_as_before():
+    import featcal.report.bootstrap as module
+    from featcal.report import Comparison
+
+    assert module is featcal.report.bootstrap
+    assert Comparison is featcal.report.Comparison
+    assert callable(featcal.report)
+
+
+# --- train names the culprit ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "culprit"),
+    [
+        ("train folder resnet5 -o r --data d", "did you mean resnet50"),
+        ("train folder resnet50 -o r --data d --loss focl", "did you mean focal"),
+        ("train cifar10 resnet50 -o r --data d --loss focl", "did you mean focal"),
+        ("train folder resnet50 -o r --data d", "train"),
+        ("train cifar100 resnet50 -o r --data d", "has no cifar100"),
+    ],
+)
+def test_train_names_what_is_wrong_and_not_the_size_of_images(words, culprit, here, capsys):
+    (here / "d").mkdir()
+    assert run(*words.split()) == 2
+    said = capsys.readouterr().err
+    assert culprit in said
+    assert "--image-size" not in said
+
+
+def test_a_data_set_is_found_in_the_folder_of_its_name(tmp_path):
+    from featcal.datasets import load_images
+
+    pixels = bytes(3072)
+    place = tmp_path / "data" / "cifar100"
+    place.mkdir(parents=True)
+    record = bytes([0, 7]) + pixels
+    (place / "train.bin").write_bytes(record * 2)
+    (place / "test.bin").write_bytes(record)
+    (place / "fine_label_names.txt").write_text("\n".join(f"c{i}" for i in range(100)))
+    found = load_images("cifar100", tmp_path / "data")
+    assert (len(found.train), len(found.test)) == (2, 1)
+    assert found.train.labels.tolist() == [7, 7]

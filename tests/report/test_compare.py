@@ -75,7 +75,7 @@ def test_another_baseline(data, found):
 def test_json_holds_everything(data, found):
     body = json.loads(json.dumps(found.as_json(), allow_nan=False))
     settings, (first, second, *_) = body["settings"], body["rows"]
-    assert (settings["resamples"], settings["seed"], settings["mode"]) == (200, 0, "sequential")
+    assert (settings["resamples"], settings["seed"], settings["mode"]) == (200, 0, "joint")
     assert settings["versions"]["featcal"] == featcal.__version__
     assert first["differences"] is first["fit"] is None
     assert set(second["differences"]) == set(second["metrics"]) == set(second["intervals"])
@@ -147,10 +147,10 @@ def test_a_shared_first_step_is_fitted_once_and_changes_no_bit(data, monkeypatch
     monkeypatch.setattr(
         featcal.FeatureClip, "learn", lambda self, problem: calls.append(1) or learn(self, problem)
     )
-    together = compare(batches, test, recipes, head, resamples=0)
+    together = compare(batches, test, recipes, head, mode="sequential", resamples=0)
     assert len(calls) == 1
     for row in together:
-        (alone,) = compare(batches, test, [row.recipe], head, resamples=0)
+        (alone,) = compare(batches, test, [row.recipe], head, mode="sequential", resamples=0)
         assert row.scores.metrics == alone.scores.metrics
         for mine, other in zip(row.calibrator.buffers(), alone.calibrator.buffers(), strict=True):
             assert torch.equal(mine, other)

@@ -53,22 +53,21 @@ def report(output: Path, md: Path | None, force: bool, **asked: Any) -> app.Answ
 
     Example: featcal report my-pack -o report.html
     """
-    from featcal.page import markdown, render
+    from featcal.page import markdown
     from featcal.page.html import check_packages
+    from featcal.page.write import check_page, write_page
 
     check_packages()
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"output {output} is of no known format: end it in .html")
+    check_page(output)
     for path in filter(None, (output, md)):
         check_free(path, overwrite=force)
     if md is not None and md.absolute() == output.absolute():
         raise InputError(f"-o and --md both name {output}: give each a file of its own")
     content = _content("report", output=output, md=md, **asked)
-    page = render(content)
-    files = {output: page} if md is None else {output: page, md: markdown(content)}
-    for path, text in files.items():
-        with new_file(path, overwrite=force) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    page = write_page(content, output, overwrite=force)
+    if md is not None:
+        with new_file(md, overwrite=force) as temporary:
+            temporary.write_text(markdown(content), encoding="utf-8")
     summary = content.summary
     told: dict[str, Any] = {"output": str(output), "md": None if md is None else str(md)}
     told |= {"bytes": len(page.encode()), "summary": summary.as_json()}
@@ -82,7 +81,7 @@ def report(output: Path, md: Path | None, force: bool, **asked: Any) -> app.Answ
         *(f"Left out: {note}" for note in content.notes),
         advice,
         *([f"  {summary.command}"] if summary.command else []),
-        *(f"Wrote {path}" for path in files),
+        *(f"Wrote {path}" for path in (output, md) if path is not None),
     ]
 
 

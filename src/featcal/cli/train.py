@@ -338,9 +338,10 @@ class Run(SimpleNamespace):
             if self.is_function:  # the traceback leads to the line
                 error.add_note(f"{self.network} was given two {images}, of shape (2, 3, h, w)")
                 raise
+            size = "another --image-size, or " if self.dataset == FOLDER else "another network, or "
             raise InputError(
-                f"{self.network} cannot take {images} ({error}): give another --image-size, or "
-                "other options of the network"
+                f"{self.network} cannot take {images} ({error}): give {size}other options of the "
+                "network"
             ) from error
 
     def train(self, *, aloud: bool) -> tuple[Epoch, ...]:

@@ -218,6 +218,8 @@ def _load_cifar(archive: Archive, path: Path, *, download: bool) -> ImageData:
     if sheets["train"]:
         labels = {part: path / f"{part}-labels.npy" for part in sheets}
         return _read_sheets(archive, _values(path / "classes.json"), labels, sheets)
+    if (path / archive.name).is_dir():  # data, where the data sets are kept: data/cifar100
+        return _load_cifar(archive, path / archive.name, download=download)
     if download and not path.is_file():
         return _read_archive(archive, _download(archive, path))
     for pickles in (path, *path.glob("*")):
@@ -368,10 +370,10 @@ def _download(archive: Archive, folder: Path) -> Path:
 def _load_folder(
     folder: Path, image_size: int | None, resize: int | None, memory_gib: float
 ) -> ImageData:
+    listings, note = _listings(folder)  # first: another folder may be meant, or another data set
     if image_size is None:
         raise ArgumentError("<image_size> is missing: give the height and width, such as 224 or 32")
     size, side = image_size, shorter_side(image_size, resize)
-    listings, note = _listings(folder)
     count = sum(len(files) for listing in listings.values() for files in listing.values())
     needed = count * size * size * 3 / GIB
     if not needed <= memory_gib:

@@ -6,5 +6,6 @@
 
 from featcal.page.content import Content
 from featcal.page.html import markdown, render
+from featcal.page.write import write_report
 
-__all__ = ["Content", "markdown", "render"]
+__all__ = ["Content", "markdown", "render", "write_report"]
