@@ -228,11 +228,11 @@ class Calibrator(nn.Module, ABC):
     def fresh(self) -> bool:
         """Whether nothing was fitted, assigned, loaded or fixed: the identity it was born as."""
         steps = self.steps_in_order()
-        pairs = ((list(s.buffers()), list(type(s)(**s.hyperparameters()).buffers())) for s in steps)
-        same = (
-            len(now) == len(born) and all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(now, born))
-            for now, born in pairs
+        born = [type(step)(**step.hyperparameters()) for step in steps]
+        both = (
+            [[v.cpu() for v in s.buffers()] for s in two] for two in zip(steps, born, strict=True)
         )
+        same = (len(now) == len(old) and all(map(torch.equal, now, old)) for now, old in both)
         return self.report is None and not any(s.fixed for s in steps) and all(same)
 
     def stand_in(self) -> Calibrator:
