@@ -554,7 +554,7 @@ def curvature(data: Data, centre: Tensor, rows: float) -> Tensor:
             bend = torch.stack([own, slant, slant, bias], 1).view(-1, 2, 2)
             if whole:
                 both = torch.stack([probs * inputs, probs], 2).flatten(1)  # (n, 2 k)
-                bend = (torch.block_diag(*bend) - both.T @ both)[None] / limit
+                bend = (torch.block_diag(*bend) - both.T @ both)[None] / limit  # type: ignore[no-untyped-call]
         elif blocks:
             seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)  # (n, k + 1)
             bend = torch.stack([(seen * weight[:, None]).T @ seen for weight in spread.T])
