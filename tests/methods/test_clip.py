@@ -290,7 +290,7 @@ def test_never_more_than_ten_passes(made, walking, recipe, n, d, k, copies_of, p
 
 def test_logits_that_do_not_fit_into_memory_cost_one_pass_a_trial(made, walking, monkeypatch):
     monkeypatch.setattr(Through.__init__, "__kwdefaults__", {"features": True, "keep": 1000})
-    monkeypatch.setattr(clip_module, "KEEP_BYTES", 1000)
+    monkeypatch.setattr(clip_module, "keep_bytes", lambda _: 1000)
     world = made(n=3000, d=24, k=5)
     both = parse("clip | temperature").fit(as_batch(world), world.head).report.steps
     clip, temperature = both

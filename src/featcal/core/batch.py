@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featcal.core.checks import InputError, check_probs
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
 
-CHUNK_ROWS = 8192  # large enough that threads pay, small enough that one chunk fits a cache budget
-CHUNK_VALUES = 2**26  # features of a chunk at most: 256 MiB in float32
+CHUNK_ROWS = 8192  # on a CPU: large enough that threads pay, small enough for its caches
+CHUNK_VALUES = 2**26  # features or logits of a chunk at most: 256 MiB in float32
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
-KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed
+KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed,
+KEEP_SHARE = (
+    8  # or of a GPU's free memory one part in so many: a joint fit holds half a dozen views
+)
 PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
 
 
@@ -151,8 +155,9 @@ def as_data(data: Batch | Data | tuple[Any, Any], head: Head | None = None) -> D
         return data
     if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Batch):
         data = Batch(*(torch.as_tensor(part) for part in data))
+    classes = widest(head)
     if isinstance(data, Batch):
-        return Chunked([data], device)
+        return Chunked([data], device, classes)
     if not isinstance(data, Iterable):
         raise InputError(f"data is {type(data).__name__}: pass a Batch or a list of Batches")
     if iter(data) is data:
@@ -160,33 +165,67 @@ def as_data(data: Batch | Data | tuple[Any, Any], head: Head | None = None) -> D
             f"data is a {type(data).__name__}, which can be read only once, and a fit reads it "
             "several times: pass list(data)"
         )
-    return Chunked(data, device)
+    return Chunked(data, device, classes)
 
 
 @dataclass(eq=False)
 class Chunked:
-    """A view of data in chunks of `rows`: long batches cut, short ones put together.
+    """A view of data in chunks: long batches cut, short ones put together.
 
     A loader's batches of 128 rows would cost more in calls than in arithmetic. Each chunk comes on
     the device of the head, when that is known, its features in float32 or wider. What a survey of
-    the data found is kept with the head it was made for, so that a second fit needs none.
+    the data found is kept with the head it was made for, so that a second fit needs none. So are
+    chunks that had to be moved to a GPU, while they fit: the way there is slower than a head.
+
+    Attributes:
+        data: the batches.
+        device: of the chunks; None for that of the batches.
+        classes: logits that the head makes of a row, 0 where nobody knows.
+        rows: of a chunk at most; None for what suits the device.
     """
 
     data: Data
     device: torch.device | None = None
-    rows: int = CHUNK_ROWS
+    classes: int = 0
+    rows: int | None = None
     surveyed: tuple[Head | None, Facts] | None = field(default=None, init=False)
+    _moved: list[Batch] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._moved is not None:
+            return self._as_wanted(self._moved)
+        on_gpu = self.device is not None and self.device.type == "cuda"
+        return self._as_wanted(self._moving() if on_gpu else self._cut())
+
+    def _cut(self) -> Iterator[Batch]:
+        """The chunks, on the device, as they are."""
         for batch in self._whole():
             size = self._size(batch)
             for start in range(0, max(len(batch), 1), size):
                 part = batch if len(batch) <= size else batch.rows(slice(start, start + size))
-                part = part.to(self.device)
-                narrow = part.labels.dtype in SMALL_INTEGERS
-                labels = part.labels.long() if narrow else part.labels
-                features = None if part.features is None else wide(part.features)
-                yield unchecked(part.logits, labels, features)
+                yield part.to(self.device)
+
+    def _moving(self) -> Iterator[Batch]:
+        """The same, kept for the next time where they came from elsewhere and fit."""
+        keep, spent, moved = 2 * keep_bytes(self.device), 0, []
+        for part in self._cut():
+            parts = (part.logits, part.features, part.labels)
+            spent += sum(values.nbytes for values in parts if values is not None)
+            if spent <= keep:
+                moved.append(part)
+            else:
+                moved.clear()
+            yield part
+        if spent <= keep:
+            self._moved = moved
+
+    def _as_wanted(self, parts: Iterable[Batch]) -> Iterator[Batch]:
+        """Chunks with the types a fit computes in."""
+        for part in parts:
+            narrow = part.labels.dtype in SMALL_INTEGERS
+            labels = part.labels.long() if narrow else part.labels
+            features = None if part.features is None else wide(part.features)
+            yield unchecked(part.logits, labels, features)
 
     def _whole(self) -> Iterator[Batch]:
         """The batches as given, neighbours of one kind joined while they fit a chunk."""
@@ -207,8 +246,14 @@ class Chunked:
 
     def _size(self, batch: Batch) -> int:
         """Rows per chunk: fewer where a row is wide, such as the output of an inner layer."""
-        width = 0 if batch.features is None else batch.features[:1].numel()
-        return max(1, min(self.rows, CHUNK_VALUES // max(width, 1)))
+        widths = (
+            0 if part is None else part[:1].numel() for part in (batch.features, batch.logits)
+        )
+        size = max(1, CHUNK_VALUES // max(*widths, self.classes, 1))
+        if self.rows is not None:
+            return min(self.rows, size)
+        device = batch.labels.device if self.device is None else self.device
+        return size if device.type == "cuda" else min(CHUNK_ROWS, size)
 
 
 @dataclass(eq=False)
@@ -222,7 +267,7 @@ class Through:
     data: Data
     logits_of: Callable[[Batch], Tensor]
     features: bool = field(default=True, kw_only=True)
-    keep: int = field(default=KEEP_BYTES, kw_only=True)
+    keep: int | None = field(default=None, kw_only=True)
     _kept: list[Batch] | None = field(default=None, init=False)
 
     @property
@@ -242,17 +287,26 @@ class Through:
     @torch.no_grad()
     def _compute(self) -> Iterator[Batch]:
         kept: list[Batch] = []
-        spent = 0
+        spent, keep = 0, self.keep
         for batch in self.data:
             logits = wide(self.logits_of(batch))
             spent += logits.nbytes
-            if spent <= self.keep:
+            keep = keep_bytes(logits.device) if keep is None else keep
+            if spent <= keep:
                 kept.append(unchecked(logits, batch.labels))
             else:
                 kept.clear()
             yield unchecked(logits, batch.labels, batch.features if self.features else None)
-        if spent <= self.keep:
+        if keep is None or spent <= keep:
             self._kept = kept
+
+
+def keep_bytes(device: torch.device | None) -> int:
+    """Bytes of logits that a view may keep on a device."""
+    if device is None or device.type != "cuda":
+        return KEEP_BYTES
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (torch.cuda.mem_get_info(device)[0] + unused) // KEEP_SHARE
 
 
 def stored_logits(batch: Batch) -> Tensor:
@@ -291,6 +345,12 @@ def device_of(head: Head | None) -> torch.device | None:
     """The device of a head's weights; None when it has none to go by."""
     weights = head.parameters() if isinstance(head, nn.Module) else iter(())
     return next((weight.device for weight in weights), None)
+
+
+def widest(head: Head | None) -> int:
+    """The most values that a head makes of a row at once; 0 when it has no weights to go by."""
+    weights = head.parameters() if isinstance(head, nn.Module) else iter(())
+    return max((len(weight) for weight in weights if weight.ndim), default=0)
 
 
 def is_single(values: Tensor) -> bool:
@@ -373,5 +433,7 @@ def bin_sums(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:
     """Per bin the count, the summed confidence and the summed correctness: (3, m) float64."""
     index = bin_index(confidence, bins)
     weights = torch.stack([torch.ones_like(confidence), confidence, correct.to(confidence.dtype)])
+    if confidence.is_cuda:  # adding to a few numbers at once, threads would wait for each other
+        return weights.double() @ F.one_hot(index, bins).double()
     sums = torch.zeros(3, bins, dtype=torch.float64, device=confidence.device)
     return sums.index_add_(1, index, weights.double())

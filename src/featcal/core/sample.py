@@ -159,6 +159,11 @@ CELLS = 2 ** (31 - DROPPED)
 def size_counts(values: Tensor) -> Tensor:
     """(2^15,) int64: how many of some values have each size."""
     bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
+    if bits.is_cuda:  # half of them are 0 after a ReLU, and would wait for each other
+        some = bits[bits >> DROPPED > 0]
+        counts = torch.bincount(some >> DROPPED, minlength=CELLS).cpu()
+        counts[0] = len(bits) - len(some)
+        return counts
     return torch.bincount(bits >> DROPPED, minlength=CELLS).cpu()
 
 

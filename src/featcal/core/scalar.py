@@ -236,8 +236,8 @@ class Shrinkage:
 
 def _scale_sums(logits: Tensor, _: object) -> Tensor:
     spread = (logits.amax(1) - logits.mean(1)).double()
-    spread = spread[spread > 0]
-    return torch.stack([spread.log().sum(), torch.tensor(float(len(spread))).to(spread)])
+    there = spread > 0
+    return torch.stack([spread.where(there, 1.0).log().sum(), there.sum(dtype=torch.float64)])
 
 
 def _scale_value(sums: Tensor, _: float) -> float:
@@ -357,13 +357,14 @@ def _newton(
 def _sums(data: Data, inverse: Array, cell_of: CellOf | None, smoothing: float) -> Array:
     """Value, slope, curvature and rows of each cell: (4, c); one pass, one reduction."""
     sums = torch.zeros(4, len(inverse), dtype=torch.float64)
+    whole = []  # on the device, which is not waited for before the pass ends
     for batch in data:
         if not len(batch):
             continue
         logits = stored_logits(batch)
         if cell_of is None or len(inverse) == 1:
             curves = row_curves(logits, batch.labels, float(inverse[0]), smoothing)
-            sums[:3, 0] += curves.sum(1, dtype=torch.float64).cpu()
+            whole.append(curves.sum(1, dtype=torch.float64))
             sums[3, 0] += len(batch)
             continue
         cell = cell_of(batch).to(logits.device)
@@ -371,6 +372,8 @@ def _sums(data: Data, inverse: Array, cell_of: CellOf | None, smoothing: float) 
         curves = row_curves(logits, batch.labels, b, smoothing).double()
         rows = torch.cat([curves, torch.ones_like(curves[:1])]).cpu()
         sums.index_add_(1, cell.cpu(), rows)
+    for part in whole:
+        sums[:3, 0] += part.cpu()
     found: Array = dist.total(sums).numpy()
     return found
 
@@ -447,7 +450,7 @@ def row_curves(
         smoothing: the share of each label that is spread over all classes.
     """
     block = max(BLOCK // max(logits.shape[1], 1), 1)
-    if len(logits) > block:
+    if len(logits) > block and logits.is_cpu:
         parts = [slice(start, start + block) for start in range(0, len(logits), block)]
         each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
         pairs = zip(parts, each, strict=True)

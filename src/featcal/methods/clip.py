@@ -20,12 +20,12 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import (
-    KEEP_BYTES,
     Batch,
     Data,
     Head,
     Through,
     features_of,
+    keep_bytes,
     stored_logits,
     wide,
 )
@@ -172,10 +172,13 @@ class FeatureClip(FeatureMap):
 def clipped_share(data: Data, threshold: float) -> tuple[float, float]:
     """The share of activations beyond the threshold, and of rows with at least one."""
     sums = torch.zeros(4, dtype=torch.float64)
+    found = []
     for batch in data:
-        beyond = features_of(batch).abs() > threshold
-        counts = (beyond.sum(), beyond.any(1).sum(), beyond.numel(), len(batch))
-        sums += torch.tensor([float(count) for count in counts], dtype=torch.float64)
+        beyond = (features_of(batch).abs() > threshold).sum(1)
+        found.append(torch.stack([beyond.sum(), (beyond > 0).sum()]))
+        sums[2:] += torch.tensor([features_of(batch).numel(), len(batch)])
+    for part in found:
+        sums[:2] += part.cpu()
     clipped, touched, activations, rows = dist.total(sums).tolist()
     return clipped / activations, touched / rows
 
@@ -318,7 +321,7 @@ class Trials:
     ) -> None:
         self.problem, self.criterion, self.accuracy = problem, criterion, accuracy
         if view is None:
-            peaks = [features_of(batch).abs().amax(1) for batch in problem.source]
+            peaks = [torch.linalg.vector_norm(features_of(b), math.inf, 1) for b in problem.source]
             self.peaks = torch.cat([*peaks, torch.zeros(1, device=problem.facts.device)]).double()
             view = partial(Clipped, problem, peaks)
         self.view = view
@@ -389,7 +392,7 @@ class Search:
         self.problem, self.criterion, self.guard = problem, criterion, guard
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
         # A window holds two logits per row and class.
-        fits = facts.rows * facts.classes * 8 <= KEEP_BYTES
+        fits = facts.rows * facts.classes * 8 <= keep_bytes(facts.device)
         self.window = self.layer is not None and fits
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)

@@ -27,7 +27,8 @@ from featcal.core.checks import (
 # Rows of numbers, where None means that another argument has them.
 Values = Tensor | NDArray[Any] | None
 
-CHUNK_VALUES = 2**18  # 1 MiB of float32: the passes over a chunk then find it in the cache
+CHUNK_VALUES = 2**18  # 1 MiB of float32: the passes over a chunk then find it in the cache;
+GPU_VALUES = 2**26  # a GPU wants more at a time than it can cache
 REMEDY = "if these are logits pass logits=..., else divide each row by its sum"
 SMALLEST_PROBABILITY = 1e-12  # stands for 0 where a logarithm of a given probability is taken
 
@@ -50,7 +51,8 @@ class Given:
     @property
     def chunk_rows(self) -> int:
         """Rows of a chunk."""
-        return max(1, CHUNK_VALUES // self.values.shape[1])
+        values = GPU_VALUES if self.values.is_cuda else CHUNK_VALUES
+        return max(1, values // self.values.shape[1])
 
     def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Checked values, float32 or wider, with their labels; one empty chunk for no rows."""
