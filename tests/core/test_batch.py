@@ -25,21 +25,23 @@ from featcal.core.batch import (
     two_probs,
     wide,
 )
+from featcal.core.checks import InputError
 from featcal.core.fit import survey
 
 Z = torch.tensor([-2.0, 0.0, 0.5, 3.0])
 Y = torch.tensor([0, 1, 0, 1])
 SHAPES = {"flat": lambda v: v, "column": lambda v: v[:, None]}
 TYPES = [torch.int64, torch.uint8, torch.bool, torch.float16, torch.float64]
+PARTS = ("features", "logits", "labels", "groups")
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
 @pytest.fixture
 def rows():
-    """100 rows with 4 features and 3 logits."""
+    """100 rows with 4 features and 3 logits, of 25 samples."""
     draw = torch.Generator().manual_seed(0)
     logits, labels = torch.randn(100, 3, generator=draw), torch.arange(100) % 3
-    return Batch(logits, labels, torch.randn(100, 4, generator=draw))
+    return Batch(logits, labels, torch.randn(100, 4, generator=draw), torch.arange(100) // 4)
 
 
 def test_the_shape_alone_tells_one_value_per_row():
@@ -104,7 +106,7 @@ def test_from_probs_of_a_certain_model_stays_finite(dtype):
 def test_rows_pick_every_tensor_alike_and_labels_may_be_a_list(rows):
     part = rows.rows(slice(3, 9))
     assert len(part) == 6
-    for name in ("features", "logits", "labels"):
+    for name in PARTS:
         assert torch.equal(getattr(part, name), getattr(rows, name)[3:9])
     assert Batch(None, rows.labels).rows(rows.labels == 1).logits is None
     assert Batch(torch.randn(3, 2), [1, 0, 1]).labels.tolist() == [1, 0, 1]
@@ -116,7 +118,7 @@ def test_chunks_are_bounded_joined_and_lose_no_row(rows, monkeypatch):
     for data, sizes in (([rows], [40, 40, 20]), ([*parts, rows.rows(slice(27, 100))], None)):
         chunks = list(Chunked(data, rows=40))
         assert sizes is None or [len(chunk) for chunk in chunks] == sizes
-        for name in ("features", "logits", "labels"):
+        for name in PARTS:
             together = torch.cat([getattr(chunk, name) for chunk in chunks])
             assert torch.equal(together, getattr(rows, name))
     odd = [rows.rows(slice(0, 2)), Batch(rows.logits, rows.labels).rows(slice(2, 4)), parts[2]]
@@ -140,7 +142,7 @@ def test_no_rows_are_one_chunk_and_rows_may_come_one_by_one(rows):
 
 def test_a_batch_goes_to_a_device_and_stays_without_one(rows):
     there = rows.to(torch.device("meta"))
-    assert {v.device.type for v in (there.features, there.logits, there.labels)} == {"meta"}
+    assert {getattr(there, name).device.type for name in PARTS} == {"meta"}
     assert rows.to(None).logits is rows.logits
     bare = Batch(None, rows.labels).to(torch.device("meta"))
     assert (bare.features, bare.logits) == (None, None)
@@ -148,6 +150,20 @@ def test_a_batch_goes_to_a_device_and_stays_without_one(rows):
     assert device_of(torch.neg) is device_of(torch.nn.Identity()) is device_of(None) is None
     moved = next(iter(Chunked([rows], torch.device("meta"))))
     assert moved.labels.device.type == "meta"
+
+
+def test_groups_are_one_whole_number_per_row_and_go_through_every_view(rows):
+    view = Through(Chunked([rows], rows=40), lambda batch: batch.logits)
+    for _ in ("computed", "kept"):
+        assert torch.equal(torch.cat([batch.groups for batch in view]), rows.groups)
+    assert "of 25 samples" in repr(rows)
+    assert Batch(rows.logits, rows.labels, groups=rows.groups.to(torch.uint8)).groups.dtype == (
+        torch.int64
+    )
+    whole = rows.groups
+    for wrong in (whole[:9], whole.float(), whole - 1, whole > 3, whole[:, None], whole.tolist()):
+        with pytest.raises(InputError, match="groups"):
+            Batch(rows.logits, rows.labels, groups=wrong)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])

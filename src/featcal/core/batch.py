@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featcal.core.checks import InputError, check_probs
+from featcal.core.checks import InputError, check_probs, checked_groups
 
 if TYPE_CHECKING:
     from featcal.core.fit import Facts
@@ -46,11 +46,15 @@ class Batch:
             row, (n,) or (n, 1), is that of a sigmoid and is kept as the two logits (0, z).
         labels: (n,) integers, 0 to k - 1; beside single logits also (n, 1), bool or float 0 and 1.
         features: (n, d), the input of the head, or None when only logits are known.
+        groups: (n,) integers, the number of the sample a row belongs to, counted over the whole
+            data, where a sample has several rows, as an image has pixels; None where each row is a
+            sample. Rows of one sample lie side by side.
     """
 
     logits: Tensor | None
     labels: Tensor
     features: Tensor | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -59,6 +63,7 @@ class Batch:
             kind = type(self.labels).__name__
             raise InputError(f"labels are a {kind} that is no tensor of class numbers") from error
         given = {"logits": self.logits, "labels": labels, "features": self.features}
+        given["groups"] = self.groups
         parts: dict[str, object] = {name: part for name, part in given.items() if part is not None}
         for name, part in parts.items():
             if not isinstance(part, Tensor):
@@ -70,6 +75,8 @@ class Batch:
             object.__setattr__(self, "logits", two_classes(self.logits))
             labels = zero_or_one(labels)
         object.__setattr__(self, "labels", labels)
+        if self.groups is not None:
+            object.__setattr__(self, "groups", checked_groups(self.groups, len(labels)))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -77,7 +84,8 @@ class Batch:
     def __repr__(self) -> str:
         parts = {"logits": self.logits, "features": self.features}
         shapes = (f", {name} {tuple(v.shape)}" for name, v in parts.items() if v is not None)
-        return f"Batch({len(self):,} rows{''.join(shapes)})"
+        of = "" if self.groups is None else f" of {len(set(self.groups.tolist())):,} samples"
+        return f"Batch({len(self):,} rows{of}{''.join(shapes)})"
 
     @classmethod
     def from_probs(cls, probs: Tensor, labels: Tensor) -> Batch:
@@ -102,24 +110,32 @@ class Batch:
         """The same batch on another device; None for the one it is on."""
         logits = None if self.logits is None else trainable(self.logits, device)
         features = None if self.features is None else trainable(self.features, device)
-        return unchecked(logits, trainable(self.labels, device), features)
+        groups = None if self.groups is None else trainable(self.groups, device)
+        return unchecked(logits, trainable(self.labels, device), features, groups)
 
     def rows(self, index: slice | Tensor) -> Batch:
         """The chosen rows."""
         logits = None if self.logits is None else self.logits[index]
         features = None if self.features is None else self.features[index]
-        return unchecked(logits, self.labels[index], features)
+        groups = None if self.groups is None else self.groups[index]
+        return unchecked(logits, self.labels[index], features, groups)
 
 
 Data = Iterable[Batch]
 
 
-def unchecked(logits: Tensor | None, labels: Tensor, features: Tensor | None = None) -> Batch:
+def unchecked(
+    logits: Tensor | None,
+    labels: Tensor,
+    features: Tensor | None = None,
+    groups: Tensor | None = None,
+) -> Batch:
     """A batch of tensors that come from checked ones, and are not looked at again."""
     batch = object.__new__(Batch)
     object.__setattr__(batch, "logits", logits)
     object.__setattr__(batch, "labels", labels)
     object.__setattr__(batch, "features", features)
+    object.__setattr__(batch, "groups", groups)
     return batch
 
 
@@ -129,10 +145,12 @@ def joined(batches: list[Batch]) -> Batch:
         return batches[0]
     logits = [batch.logits for batch in batches if batch.logits is not None]
     features = [batch.features for batch in batches if batch.features is not None]
+    groups = [batch.groups for batch in batches if batch.groups is not None]
     return unchecked(
         torch.cat(logits) if logits else None,
         torch.cat([batch.labels for batch in batches]),
         torch.cat(features) if features else None,
+        torch.cat(groups) if groups else None,
     )
 
 
@@ -225,7 +243,7 @@ class Chunked:
             narrow = part.labels.dtype in SMALL_INTEGERS
             labels = part.labels.long() if narrow else part.labels
             features = None if part.features is None else wide(part.features)
-            yield unchecked(part.logits, labels, features)
+            yield unchecked(part.logits, labels, features, part.groups)
 
     def _whole(self) -> Iterator[Batch]:
         """The batches as given, neighbours of one kind joined while they fit a chunk."""
@@ -234,7 +252,7 @@ class Chunked:
         for batch in self.data:
             if not isinstance(batch, Batch):
                 raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
-            parts = (batch.features, batch.logits, batch.labels)
+            parts = (batch.features, batch.logits, batch.labels, batch.groups)
             kind = [None if p is None else (p.dtype, p.device, p.shape[1:]) for p in parts]
             if waiting and (held + len(batch) > self._size(batch) or kind != before):
                 yield joined(waiting)
@@ -280,7 +298,7 @@ class Through:
             yield from self._compute()
         elif self.features:
             for kept, batch in zip(self._kept, self.data, strict=True):
-                yield unchecked(kept.logits, kept.labels, batch.features)
+                yield unchecked(kept.logits, kept.labels, batch.features, kept.groups)
         else:
             yield from self._kept
 
@@ -293,10 +311,11 @@ class Through:
             spent += logits.nbytes
             keep = keep_bytes(logits.device) if keep is None else keep
             if spent <= keep:
-                kept.append(unchecked(logits, batch.labels))
+                kept.append(unchecked(logits, batch.labels, None, batch.groups))
             else:
                 kept.clear()
-            yield unchecked(logits, batch.labels, batch.features if self.features else None)
+            features = batch.features if self.features else None
+            yield unchecked(logits, batch.labels, features, batch.groups)
         if keep is None or spent <= keep:
             self._kept = kept
 

@@ -4,6 +4,7 @@ For every place that takes values from a user or a file:
 
     check_probs(probs, *, slack=None, place=..., remedy=...)      rows in 0..1 that sum to 1
     checked_labels(labels, classes, *, rows=None, first_row=0)    one class number per row, int64
+    checked_groups(groups, rows)                                  one sample number per row, int64
     check_finite(name, values, *, first_row=0, remedy="remove")   no NaN, no infinity
     check_batch(batch, *, classes, first_row=0)                   all of this for a Batch
     check_same(logits, stored)                                    stored logits are the head's own
@@ -212,6 +213,24 @@ def checked_labels(
             "correct them first"
         )
     return labels
+
+
+def checked_groups(groups: Tensor, rows: int) -> Tensor:
+    """The number of its sample for each row, 0 or more: (n,) int64.
+
+    >>> checked_groups(torch.tensor([0, 0, -1]), 3)
+    Traceback (most recent call last):
+    featcal.core.checks.InputError: groups have shape (3,), type torch.int64 and the least number \
+-1: give the number of its sample, 0 or more, for each of 3 rows
+    """
+    whole = not groups.is_floating_point() and groups.dtype != torch.bool
+    least = int(groups.min()) if whole and groups.numel() else 0
+    if groups.shape != (rows,) or not whole or least < 0:
+        raise InputError(
+            f"groups have shape {tuple(groups.shape)}, type {groups.dtype} and the least number "
+            f"{least}: give the number of its sample, 0 or more, for each of {rows} rows"
+        )
+    return groups.long()
 
 
 def check_finite(
