@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from featcal.core import dist
+from featcal.core import dist, memory
 from featcal.core.checks import ArgumentError, InputError, Kind
 from featcal.core.progress import ROWS, listen
 from featcal.data import Pack
@@ -64,6 +64,7 @@ def main(args: list[str] | None = None) -> None:
     """
     # Warnings are said by the commands themselves, in their own place and once.
     warnings.simplefilter("ignore")
+    memory.steady()
     if sys.stdout is None:  # closed by the caller: nobody wants to read
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     interrupts: list[int] = []  # Ctrl-C fills it, whatever becomes of the KeyboardInterrupt
@@ -127,6 +128,13 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 FORCE = click.option("--force", is_flag=True, help="Overwrite the output if it exists.")
 HEAD = click.option("--head", help="Path of the last layer, such as fc, if it is not found.")
 BINS = click.option("--bins", default=15, type=click.IntRange(1, 1000), help="Bins of ECE.")
+MEMORY = click.option(
+    "--memory",
+    metavar="SIZE",
+    expose_value=False,
+    callback=lambda context, _, size: context.with_resource(memory.limited(size)),
+    help="The most it may hold, such as 2GB, mapped files aside.",
+)
 TRAIN_SPLIT = click.option(
     "--train-split", help="Rows the network was trained on, for recipes that ask."
 )

@@ -40,6 +40,7 @@ FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range o
 @app.split_option("val")
 @app.TRAIN_SPLIT
 @click.option("--sequential", is_flag=True, help="Fit step by step, as the paper does.")
+@app.MEMORY
 @app.FORCE
 @app.answered
 def fit(
@@ -132,6 +133,7 @@ def check_train(train_split: str | None, *others: str) -> None:
 @click.argument("calibrator_path", metavar="[CALIBRATOR]", required=False, type=app.PATH)
 @app.split_option("test")
 @app.BINS
+@app.MEMORY
 @app.answered
 def evaluate(pack_path: Path, calibrator_path: Path | None, split: str, bins: int) -> app.Answer:
     """Score the network of PACK, or CALIBRATOR on it, by every metric.

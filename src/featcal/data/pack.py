@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from featcal.core.batch import CHUNK_ROWS, Batch, Data, wide
 from featcal.core.checks import InputError, check_batch, check_finite, check_same, check_whole
 from featcal.core.files import new_file, new_folder
+from featcal.core.memory import chunk_values
 from featcal.core.progress import track
 from featcal.core.stored import check_plain, json_of, made, reading
 from featcal.heads.head import linear_of
@@ -82,9 +84,12 @@ class PackSplit:
             path = self.path / shard.file
             with reading(path, REMEDY), safe_open(path, framework="pt") as file:
                 stored = {name: file.get_slice(name) for name in self.manifest.dtypes}
-                for start in range(0, shard.rows, CHUNK_ROWS):
+                width = max(self.manifest.features or 0, self.manifest.classes)
+                step = max(1, min(CHUNK_ROWS, chunk_values() // width))
+                for start in range(0, shard.rows, step):
+                    read_ahead(path, (start + step) / shard.rows, step / shard.rows)
                     # Views of the mapped file until they are widened.
-                    chunk = {key: part[start : start + CHUNK_ROWS] for key, part in stored.items()}
+                    chunk = {key: part[start : start + step] for key, part in stored.items()}
                     features, logits = chunk.get("features"), chunk.get("logits")
                     yield Batch(
                         logits=None if logits is None else logits.float(),
@@ -339,6 +344,16 @@ def _read_manifest(path: Path) -> Manifest:
             if not holds:
                 raise ValueError(what)
     return manifest
+
+
+def read_ahead(path: Path, start: float, share: float) -> None:
+    """Asks the system for a share of a file, which is read while this one is computed with."""
+    if start >= 1 or not hasattr(os, "posix_fadvise"):
+        return
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        span = int(size * start), int(size * share)
+        os.posix_fadvise(file.fileno(), *span, os.POSIX_FADV_WILLNEED)
 
 
 def sha256(path: Path) -> str:

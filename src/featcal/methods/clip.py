@@ -272,6 +272,19 @@ class LinearPath:
         return changed
 
 
+@dataclass(frozen=True, eq=False)
+class Along:
+    """The rows of some paths at a threshold, one chunk at a time."""
+
+    paths: list[LinearPath]
+    labels: list[Tensor]
+    threshold: float
+
+    def __iter__(self) -> Iterator[Batch]:
+        for path, labels in zip(self.paths, self.labels, strict=True):
+            yield Batch(path.at(self.threshold), labels)
+
+
 # What a threshold is worth: by the criterion, with the later steps refitted where fitting is joint.
 
 
@@ -320,6 +333,8 @@ class Trials:
         self, problem: Problem, criterion: Loss, view: View | None = None, *, accuracy: bool
     ) -> None:
         self.problem, self.criterion, self.accuracy = problem, criterion, accuracy
+        # A window's logits are quickly made again, and read once unless later steps are refitted.
+        self.keep = None if view is None or problem.then is not None else 0
         if view is None:
             peaks = [torch.linalg.vector_norm(features_of(b), math.inf, 1) for b in problem.source]
             self.peaks = torch.cat([*peaks, torch.zeros(1, device=problem.facts.device)]).double()
@@ -360,7 +375,7 @@ class Trials:
 
     def data(self, threshold: float) -> Through:
         """The data with the logits of a threshold, kept where they fit into memory."""
-        return Through(self.view(threshold), stored_logits, features=False)
+        return Through(self.view(threshold), stored_logits, features=False, keep=self.keep)
 
 
 # The search.
@@ -496,9 +511,10 @@ class Search:
             head.rows += 2 * len(paths[-1].row) // features.shape[1] if far else len(batch)
             del batch, known, features  # one chunk at a time is alive
 
-        def view(threshold: float) -> list[Batch]:
-            moving = far or there is None
-            logits = [path.move(threshold) if moving else path.at(threshold) for path in paths]
+        def view(threshold: float) -> Data:
+            if not far and there is not None:
+                return Along(paths, labels, threshold)
+            logits = [path.move(threshold) for path in paths]
             return list(map(Batch, (z.float() if there is None else z for z in logits), labels))
 
         if part is not None:

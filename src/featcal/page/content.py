@@ -15,9 +15,10 @@ from featcal import analysis
 from featcal.analysis.base import Rows, reading
 from featcal.analysis.reliability import claims
 from featcal.analysis.sweep import POINTS, fit_quietly
-from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, as_data, features_of
+from featcal.core.batch import Batch, Data, Head, as_data, features_of
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
+from featcal.core.memory import held_bytes
 from featcal.core.progress import calm, track
 from featcal.core.sample import row_hash
 from featcal.core.text import NONE
@@ -236,7 +237,7 @@ class Scene:
         """Looks at all rows of the scored split once."""
         head, own = pack.head, pack.split(fit)
         width = (pack.manifest.features or 0) + pack.manifest.classes
-        fits = 4 * own.rows * width <= KEEP_BYTES
+        fits = 4 * own.rows * width <= held_bytes()
         with reading(pack.split(test), head) as rows:
             seen = rows.kept()
         groups = analysis.Groups.of_data(seen, confidence=SURE)

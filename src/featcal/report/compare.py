@@ -19,6 +19,7 @@ from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.calibrator import Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
+from featcal.core.memory import Size, under_cap
 from featcal.core.progress import track
 from featcal.core.sample import Folds
 from featcal.core.text import NONE, parse
@@ -50,6 +51,7 @@ DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
 RESAMPLES = 1000
 
 
+@under_cap
 def compare(
     fit_data: Batch | Data | Pack,
     test_data: Batch | Data | None = None,
@@ -63,6 +65,7 @@ def compare(
     seed: int = 0,
     folds: int | None = None,
     train: Batch | Data | None = None,
+    memory: Size = None,
 ) -> Comparison:
     """Fits each recipe on `fit_data` and scores it on `test_data`, with 95 % intervals.
 
@@ -81,6 +84,7 @@ def compare(
         folds: with 2 or more, `fit_data` serves for both by cross-fitting: each recipe is fitted
             without one fold at a time and scored on that fold.
         train: rows the classifier was trained on, for recipes that need them.
+        memory: the most this process may hold, such as "2GB", mapped files aside.
 
     >>> import featcal
     >>> pack = featcal.demo_pack()

@@ -14,6 +14,7 @@ from featcal.core.batch import Batch, Data, Head, as_data, head_of, raw_logits, 
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
+from featcal.core.memory import Size, under_cap
 from featcal.core.progress import calm
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
@@ -80,6 +81,7 @@ class Scores:
         return plain({"n": self.n, "metrics": self.metrics})  # type: ignore[no-any-return]
 
 
+@under_cap
 @torch.no_grad()
 def evaluate(
     data: Batch | Data | Pack,
@@ -89,6 +91,7 @@ def evaluate(
     bins: int = 15,
     resamples: int = 0,
     seed: int = 0,
+    memory: Size = None,
 ) -> Scores:
     """Scores the calibrated logits, or the classifier's own without a calibrator.
 
@@ -100,6 +103,7 @@ def evaluate(
         bins: equal-width bins of ECE and MCE, and equal-mass bins of adaptive and debiased ECE.
         resamples: how often the rows are drawn again for `Scores.intervals`; 0 for never.
         seed: of the resamples.
+        memory: the most this process may hold, such as "2GB", mapped files aside.
     """
     data = rows_of(data, "test")
     head = as_head(head_of(data) if head is None else head)
