@@ -203,7 +203,7 @@ class Content:
 
 LARGE = 2**27  # features of all rows: half a gigabyte
 AFFORDED = 2**28  # logits of one sweep, each scored with every recipe: some seconds on one core
-SWEPT = 20_000  # rows of a split that a sweep looks at: its curves are some pixels wide
+SWEPT = 10_000  # rows of a split that a sweep looks at: its curves are some pixels wide
 FEWEST = 20  # thresholds of a grid; with fewer a curve would have corners
 
 

@@ -29,7 +29,6 @@ from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import (
     FLOOR,
-    GROUPS,
     LEVEL,
     UNKNOWN,
     UNSEEN,
@@ -158,7 +157,7 @@ def compare(
         **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
         **{"level": LEVEL, "baseline": None if base is None else names[base]},
         "marks": {"correction": "holm", "floor": FLOOR},
-        "drawn": {"groups": GROUPS if drawn and drawn.grouped else None, "unseen": UNSEEN},
+        "drawn": drawn.as_json if drawn else {"groups": None, "samples": None, "unseen": UNSEEN},
         "versions": versions(),
     }
     against = tuple(None if index == base else base for index in range(len(rows)))
