@@ -51,7 +51,7 @@ def limited(memory: Size) -> Iterator[None]:
         yield
         return
     token = _cap.set(parsed(memory))
-    steady()
+    steady(2**18)  # chunks under a cap are small
     try:
         yield
     finally:
@@ -86,13 +86,13 @@ def chunk_values() -> int:
     return CHUNK_VALUES if cap is None else min((cap - OWN) // (8 * COPIES), CHUNK_VALUES)
 
 
-def steady() -> None:
-    """Lets the C library map large blocks, which are then given back when they are freed.
+def steady(block: int = 2**23) -> None:
+    """Lets the C library map blocks of so many bytes, which go back when they are freed.
 
     By default it learns to cut blocks of a chunk's size out of its heap. There every small result
     that is kept makes a hole that the next chunk does not fit into: gigabytes at many rows.
     """
     try:
-        ctypes.CDLL(None).mallopt(-3, 2**23)  # M_MMAP_THRESHOLD
+        ctypes.CDLL(None).mallopt(-3, block)  # M_MMAP_THRESHOLD
     except (AttributeError, OSError, TypeError):  # another system, whose heap is another
         return
