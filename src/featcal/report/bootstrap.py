@@ -129,7 +129,7 @@ class Resamples:
         1/2, since a network may be surer than it should be by a factor of two in its logits; its
         label among the other classes as their probabilities are.
         """
-        draw = np.random.default_rng([seed, 1])
+        draw = np.random.default_rng([checked_seed(seed), 1])
         at, place = torch.from_numpy(draw.random(rows)), first_row(data)
         found = [torch.zeros(0, 2, dtype=torch.float64)]
         samples = [torch.zeros(0, dtype=torch.int64)]
