@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch, FeatureClip, Temperature
-from featcal.core import batch as batches
+from featcal.core import memory
 from featcal.core.batch import (
     Chunked,
     Through,
@@ -124,7 +124,7 @@ def test_chunks_are_bounded_joined_and_lose_no_row(rows, monkeypatch):
     odd = [rows.rows(slice(0, 2)), Batch(rows.logits, rows.labels).rows(slice(2, 4)), parts[2]]
     assert [len(chunk) for chunk in Chunked(odd, rows=10)] == [2, 2, 3]
     # What an inner layer gives may be a thousand times as wide as what enters the last one.
-    monkeypatch.setattr(batches, "CHUNK_VALUES", 2**10)
+    monkeypatch.setattr(memory, "CHUNK_VALUES", 2**10)
     wide_rows = Batch(None, torch.zeros(70, dtype=torch.long), torch.zeros(70, 30))
     assert [len(part) for part in Chunked([wide_rows])] == [34, 34, 2]
     assert [len(part) for part in Chunked([wide_rows] * 2, rows=20)] == [20, 20, 20, 10] * 2

@@ -168,7 +168,7 @@ def test_a_constant_added_to_a_row_changes_nothing(recipe):
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_the_scale_of_the_logits_does_not_matter(recipe, scale, monkeypatch):
     """At one strength: which rows make a fold does depend on the logits' digits."""
-    monkeypatch.setattr(affine_module, "choose_strength", lambda *_: (0.1, {}))
+    monkeypatch.setattr(affine_module, "choose_strength", lambda task, *_: (0.1, {}, task.centre))
     logits, labels = drawn()
     one, two = fitted(recipe, logits, labels), fitted(recipe, logits * scale, labels)
     close(log_probs(one, logits), log_probs(two, logits * scale), 1e-4)
@@ -201,14 +201,14 @@ def test_many_classes_with_few_rows_each(monkeypatch):
 
 def test_fits_cut_short_are_said(monkeypatch):
     monkeypatch.setattr(
-        affine_module, "descend", lambda task, pull: descend(task, pull, iterations=2)
+        affine_module, "descend", lambda task, pull, _: descend(task, pull, iterations=2)
     )
     with pytest.warns(CalibrationWarning, match=r"vector had not settled after \d+ passes"):
         fitted("vector(ridge=1)", *drawn())
 
 
 def task_of(batches, rows, centre):
-    return Task(batches, rows, nll, centre, curvature(batches, centre))
+    return Task(batches, rows, nll, centre, curvature(batches, centre, rows))
 
 
 def summed(values, batch):
@@ -221,6 +221,8 @@ def test_the_curvature_is_that_of_autograd_and_loss_and_pull_balance(matrix, mon
     centre = by_kind(3, matrix=matrix, diagonal=0.7, bias=0.1, off_diagonal=0.05)
     hessian = torch.autograd.functional.hessian(lambda v: summed(v, batch), centre)
     blocks = torch.stack([hessian[c, :, c] for c in range(3)])
+    if not matrix:  # few values: one block of all classes
+        blocks = hessian.reshape(1, 6, 6)
     halves = [batch.rows(slice(0, 80)), batch.rows(slice(80, 80)), batch.rows(slice(80, None))]
     task = task_of(halves, 200, centre)
     torch.testing.assert_close(task.bend, blocks)
@@ -232,11 +234,17 @@ def test_the_curvature_is_that_of_autograd_and_loss_and_pull_balance(matrix, mon
     assert found.converged
     far = by_kind(3, matrix=matrix, diagonal=-2.0, bias=1.0, off_diagonal=1.0)
     close(descend(task, pull, far).at, found.at, 1e-6)
-    if matrix:  # large matrices keep the diagonals alone
-        monkeypatch.setattr(affine_module, "BLOCKS", 0)
-        slim = task_of(halves, 200, centre)
-        torch.testing.assert_close(slim.bend, task.bend.diagonal(dim1=1, dim2=2))
-        close(descend(slim, pull).at, found.at, 1e-6)
+    # Large matrices keep the diagonals alone, and very many classes their own blocks.
+    monkeypatch.setattr(affine_module, "BLOCKS", 0 if matrix else 12)
+    slim = task_of(halves, 200, centre)
+    expected = torch.stack([hessian[c, :, c] for c in range(3)])
+    if matrix:
+        expected = expected.diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(slim.bend, expected)
+    close(descend(slim, pull).at, found.at, 1e-6)
+    monkeypatch.undo()
+    monkeypatch.setattr(affine_module, "PRODUCTS", 100 * 36)  # and many rows speak for all
+    close(descend(task_of(halves, 200, centre), pull).at, found.at, 1e-6)
 
 
 def test_logits_whose_sum_hardly_varies_converge_all_the_same():
@@ -293,3 +301,21 @@ def test_a_sample_of_many_rows_chooses_the_penalty(monkeypatch):
     assert 800 < sum(seen[:3]) < 1200  # three folds
     assert some.rows == whole.rows == 3000
     assert some.loss_after == pytest.approx(whole.loss_after, abs=2e-3)
+
+
+def test_vector_scaling_needs_few_passes_at_a_strength(monkeypatch):
+    """Classes pull at each other: with blocks of one class alone and long tails this takes 16."""
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(2000, 20, generator=draw)
+    tilted = logits * torch.linspace(0.3, 1.0, 20) + torch.linspace(-1, 1, 20)
+    labels = torch.multinomial(tilted.softmax(1), 1, generator=draw)[:, 0]
+    steps = []
+
+    def counted(*given, **how):
+        found = descend(*given, **how)
+        steps.append(found.steps)
+        return found
+
+    monkeypatch.setattr(affine_module, "descend", counted)
+    fitted("vector", logits, labels)
+    assert sum(steps) / len(steps) < 7

@@ -17,6 +17,7 @@ from torch import nn
 
 from featcal import Batch, FeatureClip, Temperature, parse
 from featcal.core import fit as fit_module
+from featcal.core import memory
 from featcal.core.batch import Through
 from featcal.methods import clip as clip_module
 from featcal.methods.clip import LinearPath, clipped_logits
@@ -291,7 +292,7 @@ def test_never_more_than_ten_passes(made, walking, recipe, n, d, k, copies_of, p
 
 def test_logits_that_do_not_fit_into_memory_cost_one_pass_a_trial(made, walking, monkeypatch):
     monkeypatch.setattr(Through.__init__, "__kwdefaults__", {"features": True, "keep": 1000})
-    monkeypatch.setattr(clip_module, "KEEP_BYTES", 1000)
+    monkeypatch.setattr(memory, "KEEP_BYTES", 1000)
     world = made(n=3000, d=24, k=5)
     both = parse("clip | temperature").fit(as_batch(world), world.head).report.steps
     clip, temperature = both

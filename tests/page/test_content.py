@@ -10,7 +10,7 @@ import pytest
 import featcal
 from featcal import InputError, parse
 from featcal.analysis import BeforeAfter, ChangedPredictions, ConfidentCounts, EntropyGrowth, base
-from featcal.core import fit
+from featcal.core import fit, memory
 from featcal.data import PackSplit
 from featcal.page import Content, render
 from featcal.page import content as contents
@@ -89,7 +89,7 @@ def test_each_split_is_read_once_from_disk_and_the_scored_one_checked_once(pack)
 
 
 def test_rows_that_do_not_fit_into_memory_give_the_same_page(pack, content):
-    with mock.patch.object(base, "KEEP_BYTES", 0), mock.patch.object(contents, "KEEP_BYTES", 0):
+    with mock.patch.object(memory, "KEEP_BYTES", 0):
         found = Content.of(pack, ["temperature", "clip"], resamples=200)
     assert not isinstance(found.scene.seen.data, list)
     for mine, theirs in zip(found.entries, content.entries[:3], strict=True):

@@ -319,3 +319,27 @@ def test_the_table_of_coverage_is_that_of_its_result_file(imported):
         assert min(min(one["coverage"][name]) for one in results["coverage"]) >= 0.88, name
         false = [one["marks"]["metrics"][name] for one in results["marks"]]
         assert sum(one["better"] + one["worse"] for one in false) / len(false) <= 0.05, name
+
+
+def test_rows_of_a_sample_are_drawn_together():
+    """Copies of rows tell nothing new: drawn by samples, the intervals are those of one copy."""
+    draw = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(150, 3, generator=draw)
+    labels = torch.multinomial((logits / 2).softmax(1), 1, generator=draw)[:, 0]
+    groups, copies = torch.arange(150), 8
+    many = [values.repeat_interleave(copies, 0) for values in (logits, labels, groups)]
+    one = evaluate(Batch(logits, labels), resamples=1000)
+    by_sample = evaluate(Batch(many[0], many[1], groups=many[2]), resamples=1000)
+    by_row = evaluate(Batch(many[0], many[1]), resamples=1000)
+    for name in ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece", "auroc"):
+        length, whole, torn = (
+            (found := scores.interval(name)).high - found.low for scores in (one, by_sample, by_row)
+        )
+        assert whole == pytest.approx(length, rel=0.2), name
+        assert torn < 0.7 * length, name
+    drawn = Resamples.of([Batch(many[0], many[1], groups=many[2])], None, 1200, 100, 0)
+    assert drawn.counts[:150].sum(0).unique().tolist() == [150]
+    assert drawn.as_json == {"groups": None, "samples": 150, "unseen": 1.25}
+    dealt = Resamples.draw(10_000, 100, samples=torch.arange(10_000) // 2)
+    assert dealt.as_json["groups"] == 4096
+    assert torch.equal(dealt.unit[::2], dealt.unit[1::2])

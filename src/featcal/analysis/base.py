@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from featcal.core.batch import (
-    KEEP_BYTES,
     Batch,
     Data,
     Head,
@@ -30,6 +29,7 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.labels import Answers
+from featcal.core.memory import held_bytes
 from featcal.core.progress import calm
 from featcal.data import Pack
 from featcal.data.pack import rows_of
@@ -225,7 +225,7 @@ class Rows:
             return self.samples.kept().answered()
         own = Through(self.data, partial(raw_logits, head=self.head))
         numbers = self.facts.rows * (self.facts.width + self.facts.classes)
-        data = list(own) if 4 * numbers <= KEEP_BYTES else own
+        data = list(own) if 4 * numbers <= held_bytes() else own
         return replace(self, data=data, after=data)
 
     def answered(self) -> Rows:

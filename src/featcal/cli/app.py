@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from featcal.core import memory
 from featcal.core.checks import ArgumentError, Elsewhere, InputError, Kind
 from featcal.core.listed import LISTED
 from featcal.core.progress import ROWS, listen
@@ -145,6 +146,7 @@ def main(args: list[str] | None = None) -> None:
     """
     # Warnings are said by the commands themselves, in their own place and once.
     warnings.simplefilter("ignore")
+    memory.steady()
     if sys.stdout is None:  # closed by the caller: nobody wants to read
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     interrupts: list[int] = []  # Ctrl-C fills it, whatever becomes of the KeyboardInterrupt
@@ -222,6 +224,13 @@ SEQUENTIAL = click.option(
 FIT_SPLIT = click.option("--fit-split", default="val", help="The split to fit on.")
 TEST_SPLIT = click.option("--test-split", default="test", help="The split to score.")
 DEVICE = click.option("--device", help="Where to compute, such as cuda.  [default: cpu]")
+MEMORY = click.option(
+    "--memory",
+    metavar="SIZE",
+    expose_value=False,
+    callback=lambda context, _, size: context.with_resource(memory.limited(size)),
+    help="The most it may hold, such as 2GB, mapped files aside.",
+)
 TRAIN_SPLIT = click.option(
     "--train-split", help="Rows the network was trained on, for recipes that ask."
 )

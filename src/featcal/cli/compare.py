@@ -197,6 +197,7 @@ class Request(SimpleNamespace):
 @click.option("--seed", default=0, type=app.FROM_ZERO, help="Seed of resamples and folds.")
 @app.BINS
 @app.DEVICE
+@app.MEMORY
 @app.format_option(FORMATS, "Of the output.  [default: table, or what the name of the file tells]")
 @app.JSON
 @app.output_option("Also write this file.", required=False)

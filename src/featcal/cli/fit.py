@@ -46,6 +46,7 @@ FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range o
 @app.TRAIN_SPLIT
 @app.SEQUENTIAL
 @app.DEVICE
+@app.MEMORY
 @app.FORCE
 @app.answered
 def fit(
@@ -145,6 +146,7 @@ def check_train(train_split: str | None, *others: str) -> None:
 @app.TEST_SPLIT
 @app.BINS
 @app.DEVICE
+@app.MEMORY
 @app.answered
 def evaluate(
     pack_path: Path, calibrator_path: Path | None, test_split: str, bins: int, device: str | None

@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from featcal.core import memory
 from featcal.core.checks import InputError, check_probs, checked_groups
 
 if TYPE_CHECKING:
@@ -31,12 +32,8 @@ if TYPE_CHECKING:
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
 
 CHUNK_ROWS = 8192  # on a CPU: large enough that threads pay, small enough for its caches
-CHUNK_VALUES = 2**26  # features or logits of a chunk at most: 256 MiB in float32
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
-KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed,
-KEEP_SHARE = (
-    8  # or of a GPU's free memory one part in so many: a joint fit holds half a dozen views
-)
+KEEP_SHARE = 8  # of a GPU's free memory a view may keep one part in so many
 PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
 
 
@@ -280,7 +277,7 @@ class Chunked:
         widths = (
             0 if part is None else part[:1].numel() for part in (batch.features, batch.logits)
         )
-        size = max(1, CHUNK_VALUES // max(*widths, self.classes, 1))
+        size = max(1, memory.chunk_values() // max(*widths, self.classes, 1))
         if self.rows is not None:
             return min(self.rows, size)
         device = batch.labels.device if self.device is None else self.device
@@ -318,10 +315,11 @@ class Through:
     @torch.no_grad()
     def _compute(self) -> Iterator[Batch]:
         kept: list[Batch] = []
-        spent, keep = 0, KEEP_BYTES if self.keep is None else self.keep
+        least = memory.keep_bytes()
+        spent, keep = 0, least if self.keep is None else self.keep
         for batch in self.data:
             logits = wide(self.logits_of(batch))
-            if self.keep is None and spent <= KEEP_BYTES < spent + logits.nbytes:
+            if self.keep is None and spent <= least < spent + logits.nbytes:
                 keep = keep_bytes(logits.device)  # asked for only where it matters: it is slow
             spent += logits.nbytes
             if spent <= keep:
@@ -337,7 +335,7 @@ class Through:
 def keep_bytes(device: torch.device | None) -> int:
     """Bytes of logits that a view may keep on a device."""
     if device is None or device.type != "cuda":
-        return KEEP_BYTES
+        return memory.keep_bytes()
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return (torch.cuda.mem_get_info(device)[0] + unused) // KEEP_SHARE
 

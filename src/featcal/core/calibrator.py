@@ -48,6 +48,7 @@ from featcal.core.fit import (
     survey,
     together,
 )
+from featcal.core.memory import Size, under_cap
 from featcal.core.progress import FEW_LARGE, calm
 from featcal.core.show import html_table
 from featcal.heads.head import CalibratedHead, as_head, head_logits
@@ -108,6 +109,7 @@ class Calibrator(nn.Module, ABC):
         """Chooses the fitted values and assigns them; `fit` has checked the data already."""
 
     @final
+    @under_cap
     @torch.inference_mode(mode=False)  # what is made there can never take part in training
     @torch.no_grad()
     def fit(
@@ -118,6 +120,7 @@ class Calibrator(nn.Module, ABC):
         loss: Loss = nll,
         mode: Mode = "joint",
         train: Batch | Data | None = None,
+        memory: Size = None,
     ) -> Self:
         """Learns from labelled data the classifier was not trained on; returns the calibrator.
 
@@ -129,6 +132,7 @@ class Calibrator(nn.Module, ABC):
             mode: "joint" chooses a feature step knowing that the later steps are refitted;
                 "sequential" fits each step for itself, in order, as the paper does.
             train: rows the classifier was trained on, for methods that need them (density).
+            memory: the most this process may hold, such as "2GB", mapped files aside.
         """
         started = perf_counter()
         if mode not in MODES:

@@ -54,6 +54,8 @@ def minimize(
     *,
     penalty: Penalty | None = None,
     iterations: int = 200,
+    flat: float = FLAT,
+    measured: bool = False,
 ) -> Descent:
     """Minimises the mean of a summed objective, plus a penalty, from a starting point.
 
@@ -65,8 +67,12 @@ def minimize(
         rows: what the sums are divided by.
         penalty: added to the mean.
         iterations: of L-BFGS, at most.
+        flat: it ends where no entry of the gradient is larger.
+        measured: whether the parameters are in units of the curvature: the gradient itself is then
+            the first step, and not a cautious share of it.
     """
     count = 0
+    best: tuple[float, Tensor, Tensor] | None = None  # the lowest value, where, and its gradient
 
     def summed(batch: Batch, at: Tensor) -> Tensor:
         ready = unchecked(stored_logits(batch).double(), batch.labels, batch.features)
@@ -74,7 +80,7 @@ def minimize(
 
     def evaluate(at: Tensor) -> Valued:
         """Value and gradient over all processes."""
-        nonlocal count
+        nonlocal count, best
         count += 1
         sums = torch.zeros(len(at) + 1, dtype=torch.float64)
         for batch in data:
@@ -83,24 +89,25 @@ def minimize(
         sums = dist.total(sums) / rows
         if penalty is not None:
             sums += _flat(penalty, at)
-        return float(sums[0]), sums[1:].to(at)
+        value, gradient = float(sums[0]), sums[1:].to(at)
+        if best is None or value < best[0]:
+            best = value, at.clone(), gradient
+        return value, gradient
 
-    at = start.detach().double()
-    first = evaluate(at)
-    found = _lbfgs(
+    _lbfgs(
         evaluate,
-        at,
+        start.detach().double(),
+        measured=measured,
         max_iter=iterations,
         max_eval=2 * iterations,
-        tolerance_grad=FLAT,
+        tolerance_grad=flat,
         tolerance_change=1e-12,
         history_size=20,
         line_search_fn="strong_wolfe",
     )
-    value, gradient = evaluate(found)
-    if not value <= first[0]:  # a line search that lost its way in rounding
-        found, (value, gradient) = at, first
-    settled = count < iterations or float(gradient.abs().max()) <= 100 * FLAT
+    assert best is not None
+    value, found, gradient = best
+    settled = count < iterations or float(gradient.abs().max()) <= 100 * flat
     return Descent(found, value, count, math.isfinite(value) and settled)
 
 
@@ -147,10 +154,21 @@ class _LBFGS(torch.optim.LBFGS):
         getattr(add, "__wrapped__", add)(self, param_group)
 
 
-def _lbfgs(evaluate: Callable[[Tensor], Valued], start: Tensor, **options: object) -> Tensor:
+def _lbfgs(
+    evaluate: Callable[[Tensor], Valued],
+    start: Tensor,
+    *,
+    measured: bool = False,
+    **options: object,
+) -> Tensor:
     """Runs torch's L-BFGS over one flat parameter."""
     parameter = start.clone()
     optimizer = _LBFGS([parameter], **options)  # type: ignore[arg-type]
+    if measured:  # as after a first step that led nowhere: only that one is shortened
+        none = torch.zeros_like(start)
+        lists: dict[str, Any] = {"old_dirs": [], "old_stps": [], "ro": []}
+        past = {"n_iter": 1, "d": none, "t": 1.0, "H_diag": 1.0, "prev_flat_grad": none, **lists}
+        optimizer.state[parameter].update(func_evals=0, prev_loss=math.inf, **past)
 
     def closure() -> float:
         value, parameter.grad = evaluate(parameter)

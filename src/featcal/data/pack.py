@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from featcal.core.batch import CHUNK_ROWS, Batch, Data, wide
 from featcal.core.checks import InputError, check_batch, check_finite, check_same, check_whole
 from featcal.core.files import new_file, new_folder
+from featcal.core.memory import chunk_values
 from featcal.core.progress import track
 from featcal.core.stored import check_plain, json_of, made, reading
 from featcal.heads.head import linear_of
@@ -94,12 +96,14 @@ class PackSplit:
 
     def __iter__(self) -> Iterator[Batch]:
         (first, last), (number, turns) = self._ends(), self.turn
+        width = max(self.manifest.features or 0, self.manifest.classes)
+        step = max(1, min(CHUNK_ROWS, chunk_values() // width))
         for shard in self.manifest.splits[self.name]:
             begin, end = max(first, 0), min(last, shard.rows)
             first, last = first - shard.rows, last - shard.rows
             # The chunks of this shard that are read here.
-            chunks = range(begin + number * CHUNK_ROWS, end, turns * CHUNK_ROWS)
-            number = (number - len(range(begin, end, CHUNK_ROWS))) % turns
+            chunks = range(begin + number * step, end, turns * step)
+            number = (number - len(range(begin, end, step))) % turns
             if not chunks:
                 continue
             _check_once(self.path, shard, self.checked)
@@ -107,8 +111,9 @@ class PackSplit:
             with reading(path, REMEDY), safe_open(path, framework="pt") as file:
                 stored = {name: file.get_slice(name) for name in self.manifest.dtypes}
                 for start in chunks:
+                    read_ahead(path, (start + turns * step) / shard.rows, step / shard.rows)
                     # Views of the mapped file until they are widened.
-                    some = slice(start, min(start + CHUNK_ROWS, end))
+                    some = slice(start, min(start + step, end))
                     chunk = {key: part[some] for key, part in stored.items()}
                     features, logits = chunk.get("features"), chunk.get("logits")
                     yield Batch(
@@ -384,6 +389,16 @@ def _read_manifest(path: Path) -> Manifest:
             if not holds:
                 raise ValueError(what)
     return manifest
+
+
+def read_ahead(path: Path, start: float, share: float) -> None:
+    """Asks the system for a share of a file, which is read while this one is computed with."""
+    if start >= 1 or not hasattr(os, "posix_fadvise"):
+        return
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        span = int(size * start), int(size * share)
+        os.posix_fadvise(file.fileno(), *span, os.POSIX_FADV_WILLNEED)
 
 
 def sha256(path: Path) -> str:

@@ -16,18 +16,18 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Through, stored_logits
+from featcal.core.batch import CHUNK_ROWS, Batch, Data, Through, stored_logits
 from featcal.core.calibrator import LogitMap
 from featcal.core.checks import InputError, check_strength
 from featcal.core.fit import Loss, Problem, StepReport, measure, settle
-from featcal.core.gradient import Descent, minimize
+from featcal.core.gradient import FLAT, Descent, minimize
 from featcal.core.progress import calm, track
 from featcal.core.sample import Folds, row_hash
 from featcal.core.scalar import temper
@@ -39,8 +39,9 @@ STRENGTHS = tuple(10 ** (1 - step / 2) for step in range(8))  # 10, 3.2, 1, ...,
 MIDDLE = 1.0  # the strength where there are too few rows to choose by
 BEYOND = 1.01  # times the lowest loss, where the path ends: small dips and humps lie within it
 ENOUGH = 2**15  # rows that choose a strength; more of them choose the same
-ITERATIONS = 12  # of a fold's descent: held-out losses need fewer digits than fitted values
+ROUGHLY: Any = {"iterations": 12, "flat": 1e-3}  # held-out losses need fewer digits than values
 SHARPER = 1000.0  # the descent ends at this fraction of its usual tolerance, in nats per row
+PRODUCTS = 2**33  # of which one block is summed; more rows than make as many are sampled
 BLOCKS = 2**22  # numbers in the curvature blocks of all classes, beyond which diagonals must do
 
 
@@ -73,14 +74,16 @@ class AffineMap(LogitMap):
         return affine(self.inputs(logits), self.weight.to(dtype), self.offset.to(dtype))
 
     def work(self, problem: Problem) -> float:
-        """Numbers that one pass of the fit handles."""
+        """Numbers of a pass through a matrix, or without one of a chunk, as threads meet them."""
         rows, classes = problem.facts.rows, problem.facts.classes
-        return rows * classes * (classes / 32 if self.matrix else 1)
+        return rows * classes**2 / 32 if self.matrix else min(rows, CHUNK_ROWS) * classes
 
     def task(self, problem: Problem, loss: Loss, data: Data, diagonal: float) -> Task:
         """The fit around a diagonal map."""
         centre = by_kind(problem.facts.classes, matrix=self.matrix, diagonal=diagonal)
-        return Task(data, problem.facts.rows, loss, centre, curvature(data, centre))
+        return Task(
+            data, problem.facts.rows, loss, centre, curvature(data, centre, problem.facts.rows)
+        )
 
     def seen(self, problem: Problem) -> Through:
         """The data with the inputs in place of the logits."""
@@ -149,9 +152,11 @@ class HeldMap(AffineMap):
             task = self.task(problem, loss, data, inverse)
             c: float = 0.0
             losses: dict[float, float] = {}
+            begin = task.centre
             if not given:
-                c, losses = choose_strength(task, partial(self.pull, task, inverse), self.name)
-            fitted = descend(task, self.pull(task, inverse, c))
+                pull_of = partial(self.pull, task, inverse)
+                c, losses, begin = choose_strength(task, pull_of, self.name)
+            fitted = descend(task.nearer(begin), self.pull(task, inverse, c), begin)
         how, warning = f"with c = {c:.2g}, the best of {len(losses)} tried", ""
         if given:
             how = "as strongly as given"
@@ -353,8 +358,8 @@ def temperature_start(data: Data, loss: Loss) -> tuple[float, bool]:
 
 def choose_strength(
     task: Task, pull_of: Callable[[float], Tensor], label: str
-) -> tuple[float, dict[float, float]]:
-    """The strength with the lowest held-out loss, and the losses of all that were tried.
+) -> tuple[float, dict[float, float], Tensor]:
+    """The strength with the lowest held-out loss, the losses of all, and what it led to on average.
 
     The path runs from strong to weak, every fold from its own last solution, and ends where the
     held-out loss is clearly above its lowest: the expensive fits, those held weakly, are mostly
@@ -375,27 +380,30 @@ def choose_strength(
     folds = Folds(data, FOLDS)
     sizes = folds.sizes()
     if min(sizes) == 0:
-        return MIDDLE, {}
+        return MIDDLE, {}, task.centre
     every = sum(sizes)
     # In memory where they fit: finding the rows of a fold costs as much as a pass.
     held, rest = (
         [Through(part(fold), stored_logits, features=False) for fold in range(FOLDS)]
         for part in (folds.only, folds.without)
     )
-    at, losses = [task.centre] * FOLDS, {}
+    at, losses, middle = [task.centre] * FOLDS, {}, {}
+    of_all = replace(task, data=data, rows=every, bend=task.bend * (every / task.rows))
     for c in track(label, STRENGTHS):
         total, pull = 0.0, pull_of(c)
         for fold, size in enumerate(sizes):
             rows = every - size
             # A share of the curvature is good enough for a metric.
-            part = replace(task, data=rest[fold], rows=rows, bend=task.bend * (rows / task.rows))
-            values = at[fold] = descend(part, pull, at[fold], iterations=ITERATIONS).at
+            part = replace(of_all, data=rest[fold], rows=rows, bend=of_all.bend * (rows / every))
+            values = at[fold] = descend(part, pull, at[fold], **ROUGHLY).at
             loss = task.loss.after(partial(mapped, values))
             total += size * measure(held[fold], loss)[0]
-        losses[c] = total / every
+        losses[c], middle[c] = total / every, torch.stack(at).mean(0)
         if losses[c] > BEYOND * min(losses.values()):
             break
-    return min(losses, key=losses.__getitem__), losses
+        of_all = of_all.nearer(middle[c])
+    best = min(losses, key=losses.__getitem__)
+    return best, losses, middle[best]
 
 
 # Fitting a map: any smooth loss, and a pull that keeps the map near its start, a sum of squared
@@ -452,9 +460,20 @@ class Task:
     centre: Tensor
     bend: Tensor
 
+    def nearer(self, at: Tensor) -> Task:
+        """The task with the curvature at these values, where that is one block and worth a pass."""
+        if len(self.bend) > 1 or at is self.centre:
+            return self
+        return replace(self, bend=curvature(self.data, at, self.rows))
+
 
 def descend(
-    task: Task, pull: Tensor, begin: Tensor | None = None, *, iterations: int = 500
+    task: Task,
+    pull: Tensor,
+    begin: Tensor | None = None,
+    *,
+    iterations: int = 500,
+    flat: float = FLAT,
 ) -> Descent:
     """The values (k, d + 1) that minimise the summed loss plus the pull.
 
@@ -467,20 +486,24 @@ def descend(
         pull: (k, d + 1), the weights of squared deviations from the centre, in nats over all rows.
         begin: where to begin, the centre unless given.
         iterations: at most.
+        flat: as `minimize` takes it.
     """
     unit = task.rows / SHARPER
     if task.bend.ndim == 2:
         forth = firm((task.bend + 2 * pull) / unit).sqrt()
         back = 1 / forth
     else:
-        blocks = (task.bend + torch.diag_embed(2 * pull)) / unit
+        blocks = (task.bend + torch.diag_embed((2 * pull).view(len(task.bend), -1))) / unit
         diagonal = blocks.diagonal(dim1=1, dim2=2)
-        forth = torch.linalg.cholesky(blocks + torch.diag_embed(firm(diagonal) - diagonal))
-        one = torch.eye(pull.shape[1], dtype=torch.float64)
-        back = torch.linalg.solve_triangular(forth, one, upper=False)  # (k, d + 1, d + 1)
+        firmer = firm(diagonal.reshape(pull.shape)).view_as(diagonal)
+        forth = torch.linalg.cholesky(blocks + torch.diag_embed(firmer - diagonal))
+        one = torch.eye(forth.shape[1], dtype=torch.float64)
+        back = torch.linalg.solve_triangular(forth, one, upper=False)
 
     def times(rows: Tensor, factor: Tensor) -> Tensor:
-        return rows * factor if factor.ndim == 2 else torch.bmm(rows[:, None], factor)[:, 0]
+        if factor.ndim == 2:
+            return rows * factor
+        return torch.bmm(rows.reshape(len(factor), 1, -1), factor).view(pull.shape)
 
     def moved(at: Tensor) -> Tensor:
         """The deviation from the centre (k, d + 1) of a flat vector in those units."""
@@ -494,7 +517,8 @@ def descend(
         return (pull * moved(at).square()).sum() / unit
 
     start = times((task.centre if begin is None else begin) - task.centre, forth).flatten()
-    found = minimize(objective, start, task.data, unit, penalty=penalty, iterations=iterations)
+    how: Any = {"penalty": penalty, "iterations": iterations, "flat": flat, "measured": True}
+    found = minimize(objective, start, task.data, unit, **how)
     return replace(found, at=task.centre + moved(found.at))
 
 
@@ -504,29 +528,39 @@ def firm(bend: Tensor) -> Tensor:
     return bend + 1e-12 * own + (1e-10 * most if float(most) > 0 else 1.0)
 
 
-def curvature(data: Data, centre: Tensor) -> Tensor:
-    """The curvature of the summed NLL in the values of each class, at the centre.
+def curvature(data: Data, centre: Tensor, rows: float) -> Tensor:
+    """The curvature of the summed NLL at the centre, in blocks of values; one pass, one reduction.
 
-    The sums of p (1 - p) x x' over rows, with x = (inputs a class sees, 1): (k, d + 1, d + 1), or
-    their diagonals (k, d + 1) where that is too much. One pass, one reduction.
+    With x = (inputs a class sees, 1): where a class sees its own input alone, one block of all
+    values, (1, 2 k, 2 k), from a sample where the rows are many, since classes pull at each other;
+    otherwise a block of each class, the sums of p (1 - p) x x' over rows (k, d + 1, d + 1), or
+    their diagonals (k, d + 1) where that is too much.
     """
     classes, width = centre.shape
-    blocks = classes * width**2 <= BLOCKS
-    sums = torch.zeros(classes, *([width] * (1 + blocks)), dtype=torch.float64)
+    whole, blocks = width == 2 and (2 * classes) ** 2 <= BLOCKS, classes * width**2 <= BLOCKS
+    shape = (1, 2 * classes, 2 * classes) if whole else (classes, *([width] * (1 + blocks)))
+    sums = torch.zeros(shape, dtype=torch.float64)
+    limit = min(PRODUCTS / (rows * (2 * classes) ** 2), 1) if whole else 1
     for batch in data:
-        if not len(batch):
-            continue
         inputs = stored_logits(batch).double()
+        if limit < 1:
+            inputs = inputs[row_hash(inputs.bfloat16()) % 2**16 < limit * 2**16]
+        if not len(inputs):
+            continue
         probs = mapped(centre, inputs).softmax(1)
-        spread = probs * (1 - probs)
-        seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)  # (n, k + 1)
+        spread = probs if whole else probs * (1 - probs)
         if width == 2:
             slant = (spread * inputs).sum(0)
             own, bias = (spread * inputs.square()).sum(0), spread.sum(0)
             bend = torch.stack([own, slant, slant, bias], 1).view(-1, 2, 2)
+            if whole:
+                both = torch.stack([probs * inputs, probs], 2).flatten(1)  # (n, 2 k)
+                bend = (torch.block_diag(*bend) - both.T @ both)[None] / limit  # type: ignore[no-untyped-call]
         elif blocks:
+            seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)  # (n, k + 1)
             bend = torch.stack([(seen * weight[:, None]).T @ seen for weight in spread.T])
         else:
+            seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
             bend = spread.T @ seen.square()
         sums += bend.cpu()
     return dist.total(sums)

@@ -18,9 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featcal.core import dist
+from featcal.core import dist, memory
 from featcal.core.batch import (
-    KEEP_BYTES,
     Batch,
     Data,
     Head,
@@ -288,6 +287,19 @@ class LinearPath:
         return changed
 
 
+@dataclass(frozen=True, eq=False)
+class Along:
+    """The rows of some paths at a threshold, one chunk at a time."""
+
+    paths: list[LinearPath]
+    labels: list[Tensor]
+    threshold: float
+
+    def __iter__(self) -> Iterator[Batch]:
+        for path, labels in zip(self.paths, self.labels, strict=True):
+            yield Batch(path.at(self.threshold), labels)
+
+
 # What a threshold is worth: by the criterion, with the later steps refitted where fitting is joint.
 
 
@@ -337,6 +349,8 @@ class Trials:
         self, problem: Problem, criterion: Loss, view: View | None = None, *, accuracy: bool
     ) -> None:
         self.problem, self.criterion, self.accuracy = problem, criterion, accuracy
+        # A window's logits are quickly made again, and read once unless later steps are refitted.
+        self.keep = None if view is None or problem.then is not None else 0
         if view is None:
             peaks = [torch.linalg.vector_norm(features_of(b), math.inf, 1) for b in problem.source]
             self.peaks = torch.cat([*peaks, torch.zeros(1, device=problem.facts.device)]).double()
@@ -377,7 +391,7 @@ class Trials:
 
     def data(self, threshold: float) -> Through:
         """The data with the logits of a threshold, kept where they fit into memory."""
-        return Through(self.view(threshold), stored_logits, features=False)
+        return Through(self.view(threshold), stored_logits, features=False, keep=self.keep)
 
 
 # The search.
@@ -410,7 +424,7 @@ class Search:
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
         # A window holds two logits per row and class. On a GPU its many small steps cost more than
         # a few products; only where later steps are refitted is it still needed.
-        fits = facts.rows * facts.classes * 8 <= KEEP_BYTES
+        fits = facts.rows * facts.classes * 8 <= memory.keep_bytes()
         slow = facts.device.type == "cuda" and problem.then is None
         self.window = self.layer is not None and fits and not slow
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
@@ -515,9 +529,10 @@ class Search:
             head.rows += 2 * len(paths[-1].row) // features.shape[1] if far else len(batch)
             del batch, known, features  # one chunk at a time is alive
 
-        def view(threshold: float) -> list[Batch]:
-            moving = far or there is None
-            logits = [path.move(threshold) if moving else path.at(threshold) for path in paths]
+        def view(threshold: float) -> Data:
+            if not far and there is not None:
+                return Along(paths, labels, threshold)
+            logits = [path.move(threshold) for path in paths]
             return list(map(Batch, (z.float() if there is None else z for z in logits), labels))
 
         if part is not None:

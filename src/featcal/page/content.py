@@ -17,10 +17,11 @@ from featcal import analysis
 from featcal.analysis.base import Rows, reading
 from featcal.analysis.reliability import claims
 from featcal.analysis.sweep import POINTS, fit_quietly
-from featcal.core.batch import KEEP_BYTES, Batch, Data, Head, as_data, features_of
+from featcal.core.batch import Batch, Data, Head, as_data, features_of
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Mode
+from featcal.core.memory import held_bytes
 from featcal.core.progress import calm, track
 from featcal.core.sample import row_hash
 from featcal.core.text import NONE, parse
@@ -39,7 +40,7 @@ from featcal.report.compare import (
     parse_all,
     usual_recipes,
 )
-from featcal.report.scores import Scores, by_sample, evaluate
+from featcal.report.scores import Scores, evaluate
 from featcal.report.tables import fitted_text
 
 FORMAT, VERSION = "featcal.report", 1
@@ -207,7 +208,7 @@ class Content:
 
 LARGE = 2**27  # features of all rows: half a gigabyte
 AFFORDED = 2**28  # logits of one sweep, each scored with every recipe: some seconds on one core
-SWEPT = 20_000  # rows of a split that a sweep looks at: its curves are some pixels wide
+SWEPT = 10_000  # rows of a split that a sweep looks at: its curves are some pixels wide
 FEWEST = 20  # thresholds of a grid; with fewer a curve would have corners
 
 
@@ -241,13 +242,13 @@ class Scene:
         """Looks at all rows of the scored split once."""
         head, own = pack.head, pack.split(fit)
         width = (pack.manifest.features or 0) + pack.manifest.classes
-        fits = 4 * own.rows * width <= KEEP_BYTES
+        fits = 4 * own.rows * width <= held_bytes()
         with reading(pack.split(test), head) as rows:
             seen = rows.kept()
         groups = analysis.Groups.of_data(seen, confidence=SURE)
-        drawn = Resamples.draw(len(groups), BANDS, seed)
-        if pack.manifest.several:
-            drawn = by_sample(drawn, pack.manifest.classes, seed)
+        numbers = [batch.groups for batch in seen.data if batch.groups is not None]
+        samples = torch.cat(numbers) if numbers else None
+        drawn = Resamples.draw(len(groups), BANDS, seed, samples)
         held = list(as_data(own, head)) if fits else own
         return cls(pack, (fit, test), head, held, seen, groups, bins, drawn)
 

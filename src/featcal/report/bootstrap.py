@@ -9,8 +9,9 @@ counts, so that the difference of two replicates is a paired one.
 
 Two things differ from the textbook. Rows that are wrong and were not seen: where all rows are right
 no resample has a wrong one, and an interval would have no width. So stand-ins are drawn with the
-rows: rows of the data whose label is another, as the network itself thinks likely. Very many rows
-are dealt into groups, which are drawn whole.
+rows: rows of the data whose label is another, as the network itself thinks likely. Rows of one
+sample, such as the pixels of an image, are drawn together, and very many rows or samples are dealt
+into groups, which are drawn whole.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def checked_seed(seed: int) -> int:
 class Resamples:
     """How often the rows are drawn: first as they are, then in each of b resamples.
 
-    A unit is a row, or one of the groups that very many rows are dealt into.
+    A unit is a row; where rows belong to samples, a sample; or one of the groups that very many of
+    them are dealt into.
 
     Attributes:
         counts: (u + j, 1 + b) float32, of u units and j stand-ins. The first column has every unit
@@ -80,29 +82,43 @@ class Resamples:
         unit: (n,) the unit of each row, counted over the ranks in their order.
         rows: (j,) the rows that the stand-ins repeat, ascending.
         labels: (j,) their labels.
+        samples: that rows belong to, 0 where each is one.
     """
 
     counts: Tensor
     unit: Tensor
     rows: Tensor
     labels: Tensor
+    samples: int = 0
 
     @classmethod
-    def draw(cls, rows: int, resamples: int, seed: int = 0) -> Resamples:
+    def draw(
+        cls, rows: int, resamples: int, seed: int = 0, samples: Tensor | None = None
+    ) -> Resamples:
         """The resamples of a seed, without stand-ins: every process draws the same.
+
+        Args:
+            rows: of all processes.
+            resamples: how many.
+            seed: of the draws.
+            samples: (n,) the number of the sample of each row; None where each row is one.
 
         >>> Resamples.draw(5, 100).counts.sum(0).unique().tolist()
         [5.0]
         """
         draw = np.random.default_rng(checked_seed(seed))
-        size, unit = rows, torch.arange(rows)
-        if rows > SINGLY:
-            size, unit = GROUPS, torch.from_numpy(draw.permutation(rows) % GROUPS)
+        size, unit, of = rows, torch.arange(rows), 0
+        if samples is not None:
+            numbers, unit = torch.unique(samples, return_inverse=True)
+            size = of = len(numbers)
+        if size > (SINGLY if samples is None else GROUPS):
+            unit = torch.from_numpy(draw.permutation(size) % GROUPS)[unit]
+            size = GROUPS
         counts = np.ones((1 + checked_resamples(resamples), size), dtype=np.float32)
         for counted in counts[1:]:
             counted[:] = np.bincount(draw.integers(0, size, size), minlength=size)
         none = torch.zeros(0, dtype=torch.int64)
-        return cls(torch.from_numpy(counts.T.copy()), unit, none, none)
+        return cls(torch.from_numpy(counts.T.copy()), unit, none, none, of)
 
     @classmethod
     @torch.no_grad()
@@ -113,11 +129,13 @@ class Resamples:
         1/2, since a network may be surer than it should be by a factor of two in its logits; its
         label among the other classes as their probabilities are.
         """
-        plain = cls.draw(rows, resamples, seed)
-        draw = np.random.default_rng([seed, 1])
+        draw = np.random.default_rng([checked_seed(seed), 1])
         at, place = torch.from_numpy(draw.random(rows)), first_row(data)
         found = [torch.zeros(0, 2, dtype=torch.float64)]
+        samples = [torch.zeros(0, dtype=torch.int64)]
         for batch in data:
+            if batch.groups is not None:
+                samples.append(batch.groups.cpu())
             probs = raw_logits(batch, head).double().softmax(1).cpu()
             probs.clamp_(min=1e-300).scatter_(1, predicted(probs)[:, None], 0)
             sums = probs.cumsum(1)
@@ -126,18 +144,27 @@ class Resamples:
             found.append(torch.cat([sums[:, -1:].sqrt(), label.double()], 1))
             place += len(batch)
         chance, label = dist.gather(torch.cat(found)).T
+        of_rows = dist.gather(torch.cat(samples))
+        plain = cls.draw(rows, resamples, seed, of_rows if len(of_rows) == rows else None)
         share = chance.cumsum(0) / chance.sum()
         points = (torch.arange(STAND_INS) + float(draw.random())) / STAND_INS
         chosen = torch.searchsorted(share, points.double()).clamp(max=rows - 1)
         extra = np.full((STAND_INS, 1 + resamples), UNSEEN / STAND_INS, dtype=np.float32)
         extra[:, 1:] = draw.poisson(UNSEEN / STAND_INS, (STAND_INS, resamples))
         counts = torch.cat([plain.counts, torch.from_numpy(extra)])
-        return cls(counts, plain.unit, chosen, label[chosen].long())
+        return cls(counts, plain.unit, chosen, label[chosen].long(), plain.samples)
 
     @property
     def grouped(self) -> bool:
-        """Whether rows are drawn in groups."""
-        return len(self.unit) > SINGLY
+        """Whether rows are drawn together, by samples or in groups."""
+        return len(self.unit) > len(self.counts) - len(self.rows)
+
+    @property
+    def as_json(self) -> dict[str, float | None]:
+        """What is drawn, where that is not the rows, and how many rows the stand-ins weigh."""
+        units = len(self.counts) - len(self.rows)
+        groups = units if self.grouped and units != self.samples else None
+        return {"groups": groups, "samples": self.samples or None, "unseen": UNSEEN}
 
     def units(self) -> Tensor:
         """(n + j,) the unit of each row and of each stand-in."""
@@ -327,8 +354,17 @@ class Bootstrap:
         entries = entries[entries[:, 1].argsort()]
         owner = torch.div(entries[:, 1], self.bins, rounding_mode="floor")
         sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
+        units, counts = len(self.drawn.counts), None
+        if self.drawn.grouped:  # most classes meet most units
+            counts = self.drawn.counts.double()
         with calm(0):
             for of_class in torch.split(entries, sizes):
+                if counts is not None:
+                    index = (of_class[:, 1] % self.bins * units + of_class[:, 0]).long()
+                    gaps = torch.zeros(self.bins * units, dtype=torch.float64)
+                    gaps.index_add_(0, index, of_class[:, 2])
+                    total += (gaps.view(self.bins, units) @ counts).abs().sum(0)
+                    continue
                 unit, place = torch.unique(of_class[:, 0].long(), return_inverse=True)
                 gaps = torch.zeros(self.bins, len(unit), dtype=torch.float64)
                 at = of_class[:, 1].long() % self.bins, place

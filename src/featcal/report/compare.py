@@ -20,6 +20,7 @@ from featcal.core.calibrator import METHODS, Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import suited
+from featcal.core.memory import Size, under_cap
 from featcal.core.progress import track
 from featcal.core.sample import Folds
 from featcal.core.text import NONE, parse
@@ -29,13 +30,13 @@ from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import (
     FLOOR,
-    GROUPS,
     LEVEL,
     UNKNOWN,
     UNSEEN,
     Bootstrap,
     Difference,
     Interval,
+    Resamples,
     checked_resamples,
     checked_seed,
     first_row,
@@ -57,6 +58,7 @@ DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
 RESAMPLES = 1000
 
 
+@under_cap
 def compare(
     fit_data: Batch | Data | Pack,
     test_data: Batch | Data | None = None,
@@ -70,6 +72,7 @@ def compare(
     seed: int = 0,
     folds: int | None = None,
     train: Batch | Data | None = None,
+    memory: Size = None,
 ) -> Comparison:
     """Fits each recipe on `fit_data` and scores it on `test_data`, with 95 % intervals.
 
@@ -88,6 +91,7 @@ def compare(
         folds: with 2 or more, `fit_data` serves for both by cross-fitting: each recipe is fitted
             without one fold at a time and scored on that fold.
         train: rows the classifier was trained on, for recipes that need them.
+        memory: the most this process may hold, such as "2GB", mapped files aside.
 
     >>> import featcal
     >>> pack = featcal.demo_pack()
@@ -166,7 +170,7 @@ def compare(
     settings = settings_of(
         *(mode, bins, folds, resamples, seed),
         baseline=None if base is None else names[base],
-        grouped=drawn is not None and drawn.grouped and not facts.several,
+        drawn=drawn,
     )
     against = tuple(None if index == base else base for index in range(len(rows)))
     return Comparison(tuple(rows), against, settings)
@@ -180,14 +184,14 @@ def settings_of(
     seed: int = 0,
     *,
     baseline: str | None,
-    grouped: bool = False,
+    drawn: Resamples | None = None,
 ) -> dict[str, Any]:
     """How the numbers of a comparison came about, as it keeps them."""
     return {
         **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
         **{"level": LEVEL, "baseline": baseline},
         "marks": {"correction": "holm", "floor": FLOOR},
-        "drawn": {"groups": GROUPS if grouped else None, "unseen": UNSEEN},
+        "drawn": drawn.as_json if drawn else {"groups": None, "samples": None, "unseen": UNSEEN},
         "versions": versions(),
     }
 

@@ -26,6 +26,7 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.labels import Answers
+from featcal.core.memory import Size, under_cap
 from featcal.core.progress import calm
 from featcal.core.show import html_table
 from featcal.data.pack import Pack, rows_of
@@ -120,6 +121,7 @@ class Scores:
         return plain(found)  # type: ignore[no-any-return]
 
 
+@under_cap
 @torch.no_grad()
 def evaluate(
     data: Batch | Data | Pack,
@@ -129,6 +131,7 @@ def evaluate(
     bins: int = 15,
     resamples: int = 0,
     seed: int = 0,
+    memory: Size = None,
 ) -> Scores:
     """Scores the calibrated logits, or the classifier's own without a calibrator.
 
@@ -140,6 +143,7 @@ def evaluate(
         bins: equal-width bins of ECE and MCE, and equal-mass bins of adaptive and debiased ECE.
         resamples: how often the rows are drawn again for `Scores.intervals`; 0 for never.
         seed: of the resamples.
+        memory: the most this process may hold, such as "2GB", mapped files aside.
     """
     data = rows_of(data, "test")
     head = as_head(head_of(data) if head is None else head)
@@ -162,19 +166,7 @@ def answered(data: Data, head: Head | None, facts: Facts) -> Data:
 
 def resampled(data: Data, head: Head | None, facts: Facts, resamples: int, seed: int) -> Resamples:
     """The resamples of the scored rows; the answers about a sample are drawn together."""
-    drawn = Resamples.of(answered(data, head, facts), head, facts.judged, resamples, seed)
-    return by_sample(drawn, facts.classes, seed) if facts.several else drawn
-
-
-def by_sample(drawn: Resamples, labels: int, seed: int) -> Resamples:
-    """The same with whole samples drawn, each of which has so many rows side by side."""
-    samples, resamples = len(drawn.unit) // labels, drawn.counts.shape[1] - 1
-    whole = Resamples.draw(samples, resamples, seed)
-    counts, unit = whole.counts, whole.unit.repeat_interleave(labels)
-    if not drawn.grouped:  # every row has its own counts
-        counts, unit = counts.repeat_interleave(labels, 0), drawn.unit
-    stand_ins = drawn.counts[len(drawn.counts) - len(drawn.rows) :]
-    return replace(drawn, counts=torch.cat([counts, stand_ins]), unit=unit)
+    return Resamples.of(answered(data, head, facts), head, facts.judged, resamples, seed)
 
 
 def check_usable(calibrator: Calibrator | None, facts: Facts, head: Head | None) -> None:

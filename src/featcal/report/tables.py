@@ -434,9 +434,10 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
     if not settings.get("resamples") or n < 2:
         return found
     if intervals:
-        groups = settings.get("drawn", {}).get("groups")
-        of = f"{groups:,} groups of these rows" if groups else "these rows"
-        of = "whole samples" if comparison[0].scores.labels else of
+        drawn = settings.get("drawn", {})
+        groups, samples = drawn.get("groups"), drawn.get("samples")
+        of = f"{samples:,} samples with all their rows" if samples else "these rows"
+        of = f"{groups:,} groups of {of}" if groups else of
         found.append(
             f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of {of} "
             f"(seed {settings['seed']}); the fits stay as they are."

@@ -1,0 +1,70 @@
+"""A cap on memory: what it turns into, and that a fit of a larger pack keeps to it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from featcal import Batch, InputError, Temperature, write_pack
+from featcal.core import memory
+from featcal.core.batch import Chunked
+
+FIT = """
+import sys, threading, time, torch
+from featcal import Pack, parse
+torch.set_num_threads(1)
+seen, done = [], threading.Event()
+def held():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) / 1000
+def watch():
+    while not done.is_set():
+        seen.append(held())
+        time.sleep(0.002)
+pack = Pack.open(sys.argv[1])
+head = pack.head
+few = next(iter(pack.split("val"))).rows(slice(0, 64))
+parse("clip | temperature").fit(few, head)
+del few
+before = held()
+thread = threading.Thread(target=watch)
+thread.start()
+parse("clip | temperature").fit(pack.split("val"), head, memory=sys.argv[2])
+done.set()
+thread.join()
+print(max(seen) - before, max(seen))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
+def test_a_pack_is_fitted_under_a_cap(tmp_path):
+    """134 MB in float32: without small chunks that go back when they are freed, 360 are held."""
+    draw = torch.Generator().manual_seed(0)
+    head = nn.Linear(2048, 10).requires_grad_(False)
+    parts = [torch.randn(4096, 2048, generator=draw).relu_() for _ in range(4)]
+    batches = [Batch(None, (head(x) + 1).argmax(1), x.half()) for x in parts]
+    write_pack(tmp_path / "pack", {"val": batches}, head=head)
+    words = [sys.executable, "-c", FIT, str(tmp_path / "pack"), "500MB"]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    grown, most = map(float, found.stdout.split())
+    assert grown < 250
+    assert most < 500
+
+
+def test_a_cap_bounds_chunks_and_what_is_kept():
+    free = memory.keep_bytes(), memory.chunk_values()
+    data = Batch(torch.zeros(6000, 2), torch.arange(6000) % 2, torch.zeros(6000, 1000))
+    assert len(list(Chunked([data]))) == 1
+    with memory.limited("500MB"):
+        assert memory.keep_bytes() < free[0] / 100
+        assert sum(map(len, parts := list(Chunked([data])))) == 6000
+        assert max(map(len, parts)) * 1000 <= memory.chunk_values() < 2**20
+    assert (memory.keep_bytes(), memory.chunk_values()) == free
+    for size in ("2 gb", 2 * 10**9, "2000MB"):
+        assert memory.parsed(size) == 2 * 10**9
+    for size in ("2GX", "-1GB", "100MB", 7):
+        with pytest.raises(InputError, match="such as 2GB"):
+            Temperature().fit(data, memory=size)
