@@ -315,7 +315,7 @@ def test_the_command_line_serves_a_pack_of_several_labels(pack, world, tmp_path,
     expected = featcal.load(cal).transform(whole(pack.split("test"))[0].float()).sigmoid()
     np.testing.assert_allclose(np.load(probs), expected, atol=1e-6)
     assert run("fit", pack.path, "clip | temperature", "-o", tmp_path / "two.safetensors") == 0
-    assert run("export", pack.path, tmp_path / "two.safetensors", "--onnx", tmp_path / "h") == 0
+    assert run("export", pack.path, tmp_path / "two.safetensors", "-o", tmp_path / "h.onnx") == 0
     assert run("fit", pack.path, "group", "-o", tmp_path / "no")
     assert "all_labels has no use for group" in capsys.readouterr().err
     short = ["--recipe", "temperature", "--recipe", "per_label(vector)"]
