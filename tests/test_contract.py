@@ -145,7 +145,7 @@ def test_features_are_streamed_never_gathered(recipe, monkeypatch):
     if parse(recipe).keeps_rows:
         pytest.skip("rows are among its fitted values")
     rows = CHUNK_ROWS if recipe in ("auto", "clip") else 256
-    monkeypatch.setattr(Chunked.__init__, "__defaults__", (None, rows))
+    monkeypatch.setattr(Chunked.__init__, "__defaults__", (None, 0, rows))
     world = make_world(n=6 * rows, d=48, k=8, heat=1.6)
     gc.collect()
     stream = Stream(Batch(world.logits, world.labels, world.features), rows)

@@ -93,7 +93,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch):
         target.write_bytes(b"half")
         raise OSError("disk full")
 
-    monkeypatch.setattr("featcal.core.stored.save_file", fails)
+    monkeypatch.setattr("safetensors.torch.save_file", fails)
     with pytest.raises(InputError, match="disk full"):
         featcal.save(Temperature(), path, overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["c.safetensors"]

@@ -170,7 +170,6 @@ REFUSED = [
     (NET % "lists", "train_nets:lists returned list"),
     (NET % "nothing", "number of classes"),
     (NET % "tiny --network-option depth=2", "'depth'"),
-    (NET % "twice", "--head PATH --no-pack"),
     (PETS % "pets", "--image-size is missing"),
     (PETS % "pets --image-size 8 --download", "--download"),
     (PETS % "pets --image-size 8 --test-norm reference", "--test-norm"),

@@ -40,7 +40,7 @@ BAD = {
     "low label": (Z, put(Y, 5, -1), None, "labels are outside 0..2 in row 5: correct them"),
     "high label": (Z, put(Y, 5, 2**63 - 1), None, "labels are outside 0..2 in row 5"),
     "binary label": (Z[:, 0], put(Y % 2, 3, 2), None, "labels are outside 0..1 in row 3"),
-    "half label": (Z[:, 0], put((Y % 2).float(), 3, 0.9), None, "type torch.float32"),
+    "half label": (Z[:, 0], put((Y % 2).float(), 3, 0.9), None, "fractions such as 0.9"),
     "float labels": (Z, Y.float(), None, "labels have shape (100,) and type torch.float32"),
     "bool labels": (Z, Y.bool(), None, "one integer per row; take"),
     "column": (Z, Y[:, None], None, "labels[:, 0] of a single column"),

@@ -220,6 +220,7 @@ def check_probs(
 def check_whole_labels(labels: Tensor) -> None:
     """Refuses what is no class: the targets of a regression.
 
+    >>> import torch
     >>> check_whole_labels(torch.tensor([0.5, 2.0]))
     Traceback (most recent call last):
     featcal.core.checks.InputError: labels are fractions such as 0.5, as the targets of a \
@@ -264,6 +265,7 @@ def checked_labels(
 def checked_groups(groups: Tensor, rows: int) -> Tensor:
     """The number of its sample for each row, 0 or more: (n,) int64.
 
+    >>> import torch
     >>> checked_groups(torch.tensor([0, 0, -1]), 3)
     Traceback (most recent call last):
     featcal.core.checks.InputError: groups have shape (3,), type torch.int64 and the least number \
@@ -315,6 +317,7 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
 def check_multi_hot(labels: Tensor, classes: int, *, first_row: int = 0) -> None:
     """Refuses labels (n, ...) that are not 0 or 1 for each class.
 
+    >>> import torch
     >>> check_multi_hot(torch.tensor([[0, 1], [2, 0]]), 2)
     Traceback (most recent call last):
     featcal.core.checks.InputError: labels are neither 0 nor 1 in row 1: say of each label whether \

@@ -258,8 +258,6 @@ def temper(
     a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it, and whoever knows a
     b that is close and tries many of them, a few more.
     """
-    if start is not None and loss.base is nll:  # next to what is known no pass is due for the scale
-        scale = 1 / start
     scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
     if scale == 0:
         return None

@@ -9,7 +9,7 @@ from typing import Any, final
 from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
-from featcal.core.fit import FitReport, Mode, survey
+from featcal.core.fit import FitReport, Mode
 from featcal.core.sample import row_hash
 from featcal.core.show import html_text
 from featcal.core.text import NONE
@@ -73,8 +73,8 @@ class Evidence:
             settings = settings_of(mode, resamples=RESAMPLES, baseline=NONE)
             found = Comparison(rows, (None, 0), settings)
             return cls(recipe, report, found)
-        facts, folds = survey(data, head), FOLDS
-        if costly or facts.work > LONG:
+        work, folds = report.rows * report.classes * max(report.features // 256, 1), FOLDS
+        if costly or work > LONG:
             folds, data = FEW_FOLDS, list(_half(data))
         mode = "joint" if report.choice else mode  # as auto fits what it has chosen
         how: Any = {"mode": mode, "folds": folds, "resamples": RESAMPLES}
