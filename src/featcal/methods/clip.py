@@ -7,6 +7,7 @@ threshold is worth, the search for the best one, and the look at a sample that g
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +65,7 @@ CHEAP = 2**22  # or n d k so small that looking everywhere costs less than think
 JOINT = 64  # thresholds where later steps are refitted for each
 
 # All other data: a scan of a sample, a walk on all rows, a window around its end.
+MANY = 2**24  # logits from which on a GPU does without the window
 SHARE, MOST = 0.16, 4096  # of the rows in the sample; more rows tell a scan nothing new
 POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
@@ -279,7 +281,9 @@ class LinearPath:
         with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
             if values.is_cuda:  # a product of the other kind would turn all values round and back
                 first = torch.searchsorted(row, torch.arange(len(values) + 1, device=row.device))
-                few = torch.sparse_csr_tensor(first, unit, amounts, shape)
+                with warnings.catch_warnings():  # torch calls this kind a beta, once
+                    warnings.simplefilter("ignore", UserWarning)
+                    few = torch.sparse_csr_tensor(first, unit, amounts, shape)
                 return torch.addmm(values, few, self.directions)
             where = torch.stack([row, unit])
             few = torch.sparse_coo_tensor(where, amounts, shape, is_coalesced=True)
@@ -423,9 +427,10 @@ class Search:
         self.problem, self.criterion, self.guard = problem, criterion, guard
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
         # A window holds two logits per row and class. On a GPU its many small steps cost more than
-        # a few products; only where later steps are refitted is it still needed.
+        # a few products, and NLL(c) of many rows is smooth.
         fits = facts.rows * facts.classes * 8 <= memory.keep_bytes()
-        slow = facts.device.type == "cuda" and problem.then is None
+        many = facts.rows * facts.classes > MANY and problem.then is None
+        slow = many and facts.device.type == "cuda"
         self.window = self.layer is not None and fits and not slow
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
