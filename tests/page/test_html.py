@@ -68,7 +68,7 @@ def test_it_is_well_formed_and_whole(read):
     assert all(known.get("scope") in ("col", "row") for known in heads)
     assert all(known["aria-sort"] == "none" for known in heads if known["scope"] == "col")
     charts = [known for tag, known in read.tags if "chart" in known.get("class", "").split()]
-    assert len(charts) == 10
+    assert len(charts) == 12
     assert all(known["role"] == "img" and known["aria-label"] for known in charts)
 
 
@@ -224,6 +224,6 @@ def test_the_automatic_choice_has_a_table_and_is_recommended(bare):
     ]
     assert [row[0].small.endswith("chosen") for row in table.rows].count(True) == 1
     assert 'id="table-choice"' in page
-    assert "### How auto chose" in text
+    assert "### The candidates" in text
     assert bare.summary.pick == 1
     assert bare.summary.command == f"featcal fit {bare.scene.pack.path} auto -o cal.safetensors"
