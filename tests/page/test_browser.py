@@ -139,6 +139,22 @@ def test_another_recipe_can_be_shown_after(opened):
     assert "nothing is changed" in text_of(opened, "after-name")
 
 
+def test_every_class_has_its_diagram(opened, content):
+    chosen, before = Select(opened.find_element(By.ID, "class")), content.classes[0]
+    assert [one.text for one in chosen.options] == [before.names[one] for one in before.worst()]
+    for place in (2, 4):
+        chosen.select_by_value(str(place))
+        accuracy = before.sums[place, 2] / before.sums[place, 0]
+        wanted = [None if value != value else value for value in accuracy.tolist()]
+        assert bars_of(opened, "chart-class-before")[0] == pytest.approx(wanted)
+        told = text_of(opened, "class-text")
+        assert told.startswith(
+            f"{before.names[place]}, as it is: {int(before.count[place])} rows, "
+        )
+        assert f"gap of {100 * float(before.overconfidence[place]):+.1f} points" in told
+    assert bars_of(opened, "chart-class-after") != bars_of(opened, "chart-class-before")
+
+
 def test_everything_can_be_reached_by_keyboard(opened):
     """Every control takes the focus, and shows that it has it."""
     controls = opened.find_elements(By.CSS_SELECTOR, "button, select, input, a[href], summary")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, final
 from featcal.analysis import ChangedPredictions, ClipSweep, GroupCalibration
 from featcal.core.text import NONE
 from featcal.metrics.columns import columns
-from featcal.page.content import Content, Entry
+from featcal.page.content import Content, Entry, Scene
 from featcal.page.verdict import Certainty, contest
 from featcal.page.wording import ASSETS, environment, missing, named, percent, say, words
 from featcal.report.compare import Comparison
@@ -222,7 +222,7 @@ def page_tables(content: Content) -> dict[str, Table]:
     ]
     found += choice_table(content)
     if len(most.rows):
-        found.append(examples_table(most, content.scene.class_names))
+        found.append(examples_table(most, content.scene))
     return {table.name: table for table in found}
 
 
@@ -321,8 +321,15 @@ def recipe_cells(entry: Entry) -> dict[str, Cells]:
     }
 
 
-def examples_table(found: ChangedPredictions, names: Sequence[str] | None) -> Table:
+def examples_table(found: ChangedPredictions, scene: Scene) -> Table:
     """The changed rows the model was most sure of before."""
+    names, labels = scene.class_names, scene.pack.manifest.class_names
+
+    def place(row: int) -> Cell:
+        if not scene.several:
+            return Cell(str(row), float(row))
+        sample, label = divmod(row, scene.pack.manifest.classes)
+        return Cell(f"{sample}, {label if labels is None else labels[label]}", float(row))
 
     def named_class(index: int, label: int | None = None) -> Cell:
         text = str(index) if names is None else names[index]
@@ -332,7 +339,7 @@ def examples_table(found: ChangedPredictions, names: Sequence[str] | None) -> Ta
     keys = ("rows", "labels", "before", "sure_before", "after", "sure_after")
     rows = [
         (
-            Cell(str(row), float(row)),
+            place(row),
             named_class(label),
             named_class(before, label),
             Cell(percent(sure_before), sure_before),

@@ -94,6 +94,7 @@ class Facts:
         over: the worst of the bins that are known to claim too much, for "mixed".
         under: the same of those that claim too little.
         where: pack and splits.
+        samples: that the scored rows belong to, where intervals draw those; else 0.
         tried: how many recipes were tried that had not seen the scored rows.
         place: of the recipe to use; None to leave the model as it is.
         pick: that recipe.
@@ -145,6 +146,7 @@ class Facts:
         self.example = _example(self.kind, raw.bins)
         self.over, self.under = _astray(raw.bins)
         self.intervals = raw.n > 1 and bool(comparison.settings.get("resamples"))
+        self.samples: int = (comparison.settings.get("drawn") or {}).get("samples") or 0
         self.idle, self.seen = idle(comparison), texts(where.seen)
         fair = [place for place in range(1, len(comparison)) if place not in where.seen]
         tried = {recipe.partition(FROM)[0] for recipe in texts(fair)}
