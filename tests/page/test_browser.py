@@ -36,7 +36,7 @@ def test_a_file_opens_without_a_request_and_without_an_error(browser, page, tmp_
     open_page(browser, path.as_uri())
     assert [url for url in requests(browser) if not url.startswith("data:")] == [path.as_uri()]
     drawn = "return document.querySelectorAll('.chart .main-svg:first-of-type').length"
-    assert browser.execute_script(drawn) == 10
+    assert browser.execute_script(drawn) == 12
     assert browser.get_log("browser") == []
 
 
@@ -139,6 +139,22 @@ def test_another_recipe_can_be_shown_after(opened):
     assert "nothing is changed" in text_of(opened, "after-name")
 
 
+def test_every_class_has_its_diagram(opened, content):
+    chosen, before = Select(opened.find_element(By.ID, "class")), content.classes[0]
+    assert [one.text for one in chosen.options] == [before.names[one] for one in before.worst()]
+    for place in (2, 4):
+        chosen.select_by_value(str(place))
+        accuracy = before.sums[place, 2] / before.sums[place, 0]
+        wanted = [None if value != value else value for value in accuracy.tolist()]
+        assert bars_of(opened, "chart-class-before")[0] == pytest.approx(wanted)
+        told = text_of(opened, "class-text")
+        assert told.startswith(
+            f"{before.names[place]}, as it is: {int(before.count[place])} rows, "
+        )
+        assert f"gap of {100 * float(before.overconfidence[place]):+.1f} points" in told
+    assert bars_of(opened, "chart-class-after") != bars_of(opened, "chart-class-before")
+
+
 def test_everything_can_be_reached_by_keyboard(opened):
     """Every control takes the focus, and shows that it has it."""
     controls = opened.find_elements(By.CSS_SELECTOR, "button, select, input, a[href], summary")
@@ -212,7 +228,8 @@ def test_the_box_fits_recipes_and_shows_them_everywhere(opened, served):
     recipe, table = "clip(min_accuracy=0.99) | temperature", "#table-comparison"
     opened.execute_script(f"document.querySelectorAll('{table} .mark').forEach((m) => m.remove())")
     told = tried(opened, recipe)
-    assert "★ best" in text_of(opened, "table-comparison")  # all rows are judged anew
+    marked = opened.find_elements(By.CSS_SELECTOR, f"{table} tbody tr:has(.mark) th code")
+    assert "temperature" in [cell.text for cell in marked]  # all rows are judged anew
     assert told.startswith(f"{recipe}, c = ")
     assert "in the threshold explorer" in told
     assert "bad" not in message.get_attribute("class")

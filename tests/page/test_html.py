@@ -1,5 +1,7 @@
 """The page: whole, self-contained, escaped, with the numbers in it; and the Markdown report."""
 
+import base64
+import gzip
 import json
 import re
 import sys
@@ -9,8 +11,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
+from plotly.offline import get_plotlyjs
 
-from featcal import InputError
+from featcal import Batch, InputError, write_pack
 from featcal.page import Content, html, markdown, render, wording
 from featcal.page.html import (
     SHOWN,
@@ -68,7 +72,7 @@ def test_it_is_well_formed_and_whole(read):
     assert all(known.get("scope") in ("col", "row") for known in heads)
     assert all(known["aria-sort"] == "none" for known in heads if known["scope"] == "col")
     charts = [known for tag, known in read.tags if "chart" in known.get("class", "").split()]
-    assert len(charts) == 10
+    assert len(charts) == 12
     assert all(known["role"] == "img" and known["aria-label"] for known in charts)
 
 
@@ -96,6 +100,36 @@ def test_every_number_and_every_sentence_is_in_it(page, content):
     assert bold.endswith("as the paper claims.")
     for name in ("expected calibration error", "negative log-likelihood", "Brier score"):
         assert name in visible.split("All recipes side by side")[0]
+
+
+def test_a_page_is_small_and_holds_plotly_whole(page):
+    assert len(page.encode()) < 4e6
+    (packed,) = re.findall(r'id="plotly">([^<]*)<', page)
+    assert gzip.decompress(base64.b64decode(packed)).decode() == get_plotlyjs()
+
+
+def test_samples_with_several_labels_are_told_as_such(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    logits = 1.5 * torch.randn(900, 3, generator=draw)
+    truth = (torch.rand(900, 3, generator=draw) < logits.sigmoid()).long()
+    parts = {"val": slice(400), "test": slice(400, 900)}
+    rows = {name: Batch(2 * logits[part], truth[part]) for name, part in parts.items()}
+    pack = write_pack(tmp_path / "pack", rows, class_names=["cat", "dog", "é"])
+    content = Content.of(pack, ["temperature", "vector"], resamples=100)
+    text = unescape(re.sub("<[^>]*>", "", render(content).split("<script")[0]))
+    for part in (
+        "500 samples have 1,500 rows, and a confidence is that of the likelier answer.",
+        "Fitted on 400 samples of val, scored on 500 other samples (test).",
+        "right of 1,500 rows of test",
+        "100 resamples of the scored samples",
+        "Any label",
+    ):
+        assert part in text, part
+    table = page_tables(content).get("examples")
+    assert table is not None
+    sample, label = table.rows[0][0].text.split(", ")
+    assert 0 <= int(sample) < 500
+    assert label in ("cat", "dog", "é")
 
 
 def test_names_are_text_whatever_they_are(page, read, evil):
@@ -224,6 +258,6 @@ def test_the_automatic_choice_has_a_table_and_is_recommended(bare):
     ]
     assert [row[0].small.endswith("chosen") for row in table.rows].count(True) == 1
     assert 'id="table-choice"' in page
-    assert "### How auto chose" in text
+    assert "### The candidates" in text
     assert bare.summary.pick == 1
     assert bare.summary.command == f"featcal fit {bare.scene.pack.path} auto -o cal.safetensors"

@@ -101,6 +101,58 @@ def test_what_is_recommended(rows, pick):
     assert (facts.pick and facts.pick.text) == (pick and rows[pick - 1].recipe)
 
 
+def chosen(recipe, losses, **values):
+    """The row of `auto`, which chose a recipe by cross-validated losses."""
+    table = [{"recipe": name, "value": value} for name, value in losses.items()]
+    step = StepReport("auto", {"recipe": recipe}, False, 0.9, 0.8, True, "", "", {"choice": table})
+    report = FitReport("auto", "joint", "nll", 300, (step,), 0.9, 0.8, 0.1)
+    return good("auto", report=report, **values)
+
+
+LOSSES = {"none": 0.9, "sample": 0.8, "temperature": 0.82, "svs": 0.95}
+HARMS = {"seed": 1, "ece": 0.12, "brier": 0.33}
+
+
+@pytest.mark.parametrize(
+    ("rows", "pick", "route"),
+    [
+        # The fit split chose it: another of its candidates that scores better does not matter.
+        ([chosen("sample", LOSSES, nll=0.82), good("temperature", nll=0.8)], 1, "chosen"),
+        # Not confirmed: it harms, or may be chance. The next by cross-validation that is confirmed.
+        ([chosen("sample", LOSSES, **HARMS), good("temperature", nll=0.83)], 2, "next"),
+        ([chosen("sample", LOSSES, **HARMS), harmful("temperature")], None, ""),
+        (
+            [chosen("sample", LOSSES, **HARMS), good("ensemble"), good("temperature", nll=0.82)],
+            2,
+            "own",
+        ),
+        # Cross-validation found it worse than nothing: the scored rows cannot overrule that.
+        ([chosen("sample", LOSSES, **HARMS), good("svs", nll=0.7)], None, ""),
+        # What was no candidate must beat the choice, beyond chance.
+        ([chosen("sample", LOSSES), good("vector", nll=0.7)], 2, "own"),
+        (
+            [chosen("sample", LOSSES, seed=1, **TIED), good("vector", nll=0.799, **TIED)],
+            1,
+            "chosen",
+        ),
+    ],
+)
+def test_the_fit_split_chooses_and_the_scored_rows_confirm(rows, pick, route):
+    facts = judged(row("none"), *rows)
+    assert (facts.place, facts.route) == (pick, route)
+    assert facts.refused == ("" if route == "chosen" or rows[0].scores.metrics["ece"] < 0.1 else
+                             "sample")  # fmt: skip
+    if pick == 1 and rows[1].recipe == "temperature":
+        assert facts.preferred == ["temperature"]
+
+
+def test_a_file_of_ones_own_stays_a_candidate():
+    name = "vector from mine.safetensors"
+    mine = replace(good("vector", nll=0.7), recipe=name)
+    facts = judged(row("none"), chosen("sample", LOSSES), mine)
+    assert (facts.pick.text, facts.route) == (name, "own")
+
+
 def test_a_value_at_a_cap_is_never_recommended():
     step = StepReport("temperature", {"temperature": 6e-3}, False, 1.0, 0.5, False, "cap", "cap")
     report = FitReport("temperature", "joint", "nll", 300, (step,), 1.0, 0.5, 0.1)

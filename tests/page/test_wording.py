@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_rows import PLACE, bins_of, good, harmful, row, told
-from test_verdict import BOTH, growth
+from made_rows import PLACE, bins_of, compared, good, harmful, row, told
+from test_verdict import BOTH, HARMS, LOSSES, chosen, growth
 
 from featcal.analysis import (
     ChangedPredictions,
@@ -19,7 +19,8 @@ from featcal.analysis import (
 )
 from featcal.analysis.features import NormalFit
 from featcal.core.calibrator import METHODS
-from featcal.page.verdict import Certainty, Idle
+from featcal.core.fit import FitReport, StepReport
+from featcal.page.verdict import Certainty, Facts, Idle
 from featcal.page.wording import about, apart, named, points, rows, say, span, words
 from featcal.report.bootstrap import UNKNOWN, Interval
 
@@ -134,6 +135,43 @@ def test_no_summary_contradicts_itself(raw, others, n, seen):
         ("No ", "Some", "Nothing:")
     ))  # fmt: skip
     assert ("featcal fit" in found.command) == (found.pick is not None)
+
+
+def test_verbs_of_change_are_kept_for_what_is_beyond_chance():
+    """A page once had a clip that "worsens" and "lowers" ECE."""
+    sure, unsure = good("temperature"), good("temperature", seed=1, ece=0.088)
+    for after, lowers in ((sure, True), (unsure, False)):
+        text = " ".join(told(row("none"), after)[1].values())
+        assert ("lowers the calibration error (ECE) from 9.0 % to" in text) == lowers
+        assert ("within chance of what it was (9.0 % before, 8.8 % after)" in text) != lowers
+        assert "raises" not in text
+    why = "no-op: no threshold helps once temperature is refitted"
+    step = StepReport("clip", {}, True, 1.0, 1.0, True, why)
+    report = FitReport("clip | temperature", "joint", "nll", 9, (step,), 1.0, 0.9, 0.1)
+    rows = row("none"), good("clip"), good("clip | temperature", report=report)
+    (caution,) = told(*rows)[0].cautions
+    assert caution.startswith("In clip | temperature, feature clipping changes nothing here: no")
+
+
+def test_rows_of_samples_are_told_apart():
+    found = compared(row("none"), good("temperature"))
+    assert say("answers", Facts(found, PLACE)) == ""
+    settings = {**found.settings, "drawn": {"samples": 40}}
+    text = say("answers", Facts(replace(found, settings=settings), PLACE))
+    assert "2,000 rows of 40 samples" in text
+    assert "intervals draw samples" in text
+
+
+def test_how_the_recommendation_came_about_is_said():
+    question = "What helped most?"
+    auto = chosen("sample", LOSSES)
+    text = told(row("none"), auto, good("temperature", nll=0.7))[1][question]
+    assert text.startswith("Cross-validation on val chose sample temperature scaling (auto), and ")
+    assert "Temperature scaling has the lower NLL on test, but val decides" in text
+    text = told(row("none"), chosen("sample", LOSSES, **HARMS), good("temperature"))[1][question]
+    assert "sample temperature scaling, which test does not confirm. Next by cross-val" in text
+    text = told(row("none"), auto, good("vector", nll=0.7))[1][question]
+    assert text.startswith("Vector scaling beats what cross-validation on val chose, without")
 
 
 def test_numbers_and_names():

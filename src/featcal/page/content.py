@@ -201,7 +201,10 @@ class Content:
             "groups": self.scene.groups.as_json(),
             "units": None if self.units is None else self.units.as_json(),
             "values": None if self.values is None else self.values.as_json(),
-            "classes": {"before": before.as_json(), "after": after.as_json()},
+            "classes": {
+                "before": {**before.as_json(), "bins": filled_bins(before)},
+                "after": {**after.as_json(), "bins": filled_bins(after)},
+            },
             "sweeps": [sweep.as_json() for sweep in self.sweeps],
         }
 
@@ -393,6 +396,18 @@ class Entry:
             "entropy": self.entropy.as_json(),
             "changed": self.changed.as_json(),
         }
+
+
+def filled_bins(found: analysis.GroupCalibration) -> list[list[list[float]]]:
+    """Of each group the bins that have rows: place, rows, summed confidence, right rows."""
+    return [
+        [
+            [place, int(rows), round(said, 3), int(right)]
+            for place, (rows, said, right) in enumerate(sums.T.tolist())
+            if rows
+        ]
+        for sums in found.sums
+    ]
 
 
 def check_splits(fit: str, test: str) -> None:

@@ -7,6 +7,8 @@ report is the same words and tables without figures.
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +17,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, final
 
 from featcal.analysis import ChangedPredictions, ClipSweep, GroupCalibration
-from featcal.core.fit import StepReport
 from featcal.core.text import NONE
 from featcal.metrics.columns import columns
-from featcal.page.content import Content, Entry
+from featcal.page.content import Content, Entry, Scene
 from featcal.page.verdict import Certainty, contest
 from featcal.page.wording import ASSETS, environment, missing, named, percent, say, words
 from featcal.report.compare import Comparison
@@ -114,14 +115,15 @@ def _asset(name: str) -> Markup:
 
 @cache
 def _plotly() -> Markup:
-    """Plotly's own script, five million characters of it."""
+    """Plotly's own script, packed: the five million characters are most of a page."""
     try:
         from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
     except ImportError as error:
         raise missing("plotly") from error
     from markupsafe import Markup
 
-    return Markup(get_plotlyjs())
+    packed = gzip.compress(get_plotlyjs().encode(), mtime=0)
+    return Markup(base64.b64encode(packed).decode())
 
 
 def page_words(content: Content) -> dict[str, list[str]]:
@@ -218,11 +220,9 @@ def page_tables(content: Content) -> dict[str, Table]:
         recipe_table("changed", entries[1:]),
         classes_table(*content.classes),
     ]
-    own = [entry.row for entry in (entries[content.pick], *entries) if not entry.file]
-    made = [report.choice for row in own for report in row.reports]
-    found += [choice_table(step) for step in made if step is not None][:1]
+    found += choice_table(content)
     if len(most.rows):
-        found.append(examples_table(most, content.scene.class_names))
+        found.append(examples_table(most, content.scene))
     return {table.name: table for table in found}
 
 
@@ -251,21 +251,31 @@ def comparison_table(comparison: Comparison, seen: Sequence[int] = ()) -> Table:
     return Table.of("comparison", map(tuple, rows))
 
 
-def choice_table(step: StepReport) -> Table:
-    """How `auto` chose."""
+def choice_table(content: Content) -> list[Table]:
+    """What cross-validation found, where `auto` is on the page."""
+    entries = content.entries
+    own = [entry.row for entry in (entries[content.pick], *entries) if not entry.file]
+    made = [(row, report.choice) for row in own for report in row.reports if report.choice]
+    if not made:
+        return []
+    auto, step = made[0]
+    metric, chosen = step.details["metric"], step.values.get("recipe", NONE)
+    scored = {row.recipe: row.scores.metrics[metric] for row in content.comparison}
+    scored[chosen] = auto.scores.metrics[metric]
     rows = []
     for one in step.details["choice"]:
-        used = one["recipe"] == step.values.get("recipe", NONE)
         numbers = [one[key] for key in ("value", "difference", "error")]
         cells = [Cell(f"{value:.4f}", value) for value in numbers]
-        share = Cell(f"{100 * one['accuracy']:.2f}", one["accuracy"])
+        cells.append(Cell(f"{100 * one['accuracy']:.2f}", one["accuracy"]))
+        value = scored.get(one["recipe"])
+        cells.append(Cell("") if value is None else Cell(f"{value:.4f}", value))
         name = _recipe(one["recipe"])
-        told = replace(name, small=f"{name.small}, chosen".lstrip(", ") if used else name.small)
-        rows.append((told, *cells, share))
+        told = f"{name.small}, chosen".lstrip(", ") if one["recipe"] == chosen else name.small
+        rows.append((replace(name, small=told), *cells))
     table = Table.of("choice", rows)
-    first, metric, *rest = table.heads
-    metric = replace(metric, text=metric.text % step.details["metric"].upper())
-    return replace(table, heads=(first, metric, *rest))
+    names = (head.text.replace("%s", metric.upper()) for head in table.heads)
+    heads = (replace(head, text=text) for head, text in zip(table.heads, names, strict=True))
+    return [replace(table, heads=tuple(heads))]
 
 
 def recipe_table(name: str, entries: Sequence[Entry]) -> Table:
@@ -311,8 +321,15 @@ def recipe_cells(entry: Entry) -> dict[str, Cells]:
     }
 
 
-def examples_table(found: ChangedPredictions, names: Sequence[str] | None) -> Table:
+def examples_table(found: ChangedPredictions, scene: Scene) -> Table:
     """The changed rows the model was most sure of before."""
+    names, labels = scene.class_names, scene.pack.manifest.class_names
+
+    def place(row: int) -> Cell:
+        if not scene.several:
+            return Cell(str(row), float(row))
+        sample, label = divmod(row, scene.pack.manifest.classes)
+        return Cell(f"{sample}, {label if labels is None else labels[label]}", float(row))
 
     def named_class(index: int, label: int | None = None) -> Cell:
         text = str(index) if names is None else names[index]
@@ -322,7 +339,7 @@ def examples_table(found: ChangedPredictions, names: Sequence[str] | None) -> Ta
     keys = ("rows", "labels", "before", "sure_before", "after", "sure_after")
     rows = [
         (
-            Cell(str(row), float(row)),
+            place(row),
             named_class(label),
             named_class(before, label),
             Cell(percent(sure_before), sure_before),

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from featcal.analysis import EntropyGrowth
+from featcal.core.text import NONE
 from featcal.metrics.bins import Bins
 from featcal.metrics.columns import COLUMNS
 from featcal.report.bootstrap import ROUNDING, Difference, Interval
@@ -78,11 +79,13 @@ class Judged:
 class Facts:
     """What there is to say on the first screen. Recipes are given by their texts.
 
-    The recipe to use is one of those whose search ended before a cap, that lower the loss by more
-    than chance, are not known to make calibration worse, and are not beaten by another of them:
-    `auto` where it is among them, since it chose without the scored rows, else the simplest. NLL
-    may fall while calibration gets worse, where a few rows that were given next to no probability
-    (wrong labels, as a rule) weigh more than all others.
+    The rows that are fitted on choose, the scored rows confirm. A recipe is confirmed where its
+    search ended before a cap, it lowers the loss by more than chance, and it is not known to make
+    calibration worse: NLL may fall while calibration does so, where a few rows that were given next
+    to no probability (wrong labels, as a rule) weigh more than all others. To use is what
+    cross-validation chose (`auto`), else the best by its table that is confirmed. What it has not
+    judged, a file or a recipe outside its table, must beat that on the scored rows; without a
+    table the simplest of those that are not beaten is used.
 
     Attributes:
         kind: which way the network errs.
@@ -91,11 +94,16 @@ class Facts:
         over: the worst of the bins that are known to claim too much, for "mixed".
         under: the same of those that claim too little.
         where: pack and splits.
+        samples: that the scored rows belong to, where intervals draw those; else 0.
         tried: how many recipes were tried that had not seen the scored rows.
         place: of the recipe to use; None to leave the model as it is.
         pick: that recipe.
+        route: how it was found: "chosen" by cross-validation, "next" in its table, "own" where it
+            beats both without being judged, "" where there is no table or nothing else to use.
+        refused: what `auto` chose, where the scored rows do not confirm it; "" for none.
         alike: others that helped and give the same as it does on every row.
         rivals: others that helped and cannot be told from it by NLL.
+        preferred: others that helped and do better on the scored rows, which do not decide.
         spares: whether it was preferred to a simpler rival because that one costs accuracy.
         beats: whether it beats another recipe that helped.
         doubtful: recipes that are not known to help, nor to be worse than it.
@@ -113,6 +121,7 @@ class Facts:
     """
 
     pick: Judged | None = None
+    route = ""
     lower: Judged | None = None
     lower_nll: str | None = None
     left: Kind | None = None
@@ -123,9 +132,8 @@ class Facts:
         def against(place: int, other: int, metric: str) -> str | None:
             return paired(comparison, place, other, metric).verdict
 
-        def costs(place: int) -> tuple[bool, bool, tuple[int, int]]:
-            row = comparison[place]
-            return not choice(row), against(place, 0, "accuracy") == "worse", complexity(row)
+        def costs(place: int) -> tuple[bool, tuple[int, int]]:
+            return against(place, 0, "accuracy") == "worse", complexity(comparison[place])
 
         def by(metric: str, places: Iterable[int]) -> list[int]:
             return sorted(places, key=lambda place: comparison[place].scores.metrics[metric])
@@ -138,6 +146,7 @@ class Facts:
         self.example = _example(self.kind, raw.bins)
         self.over, self.under = _astray(raw.bins)
         self.intervals = raw.n > 1 and bool(comparison.settings.get("resamples"))
+        self.samples: int = (comparison.settings.get("drawn") or {}).get("samples") or 0
         self.idle, self.seen = idle(comparison), texts(where.seen)
         fair = [place for place in range(1, len(comparison)) if place not in where.seen]
         tried = {recipe.partition(FROM)[0] for recipe in texts(fair)}
@@ -155,10 +164,20 @@ class Facts:
         ]
         self.harmful = [Judged(comparison, place) for place in by("nll", harmful)]
         helped = [place for place in likelier if place not in harmful]
-        _, tied = contest(comparison, "nll", helped)
-        pick = self.place = min(tied, key=costs) if tied else None
+        made = [place for place in fair if choice(comparison[place])]
+        losses = cross_validated(comparison)
+        known = [place for place in helped if comparison[place].recipe in losses]
+        own = [place for place in helped if place not in (*made, *known)]
+        known = sorted(known, key=lambda place: losses[comparison[place].recipe])
+        known = [place for place in known if losses[comparison[place].recipe] < losses[NONE]]
+        first = [place for place in made if place in helped] or known[:1]
+        _, tied = contest(comparison, "nll", [*first, *own])
+        pick = self.place = min(tied, key=lambda one: (one not in first, costs(one)), default=None)
+        if first:
+            self.route = "own" if pick in own else "chosen" if pick in made else "next"
+        self.refused = "" if not made or made[0] in helped else choice(comparison[made[0]])
         self.command = _command(comparison, self.kind, pick, self.untried, where)
-        alike, rivals, doubtful, lower = (list[int]() for _ in range(4))
+        alike, rivals, preferred, doubtful, lower = (list[int]() for _ in range(5))
         if pick is not None:
             self.pick, self.left = Judged(comparison, pick), verdict(comparison[pick])
             self.changed = where.changed[pick] if where.changed else 0
@@ -167,8 +186,8 @@ class Facts:
                 nll = paired(comparison, place, pick, "nll")
                 if place in helped and _same(nll):
                     alike.append(place)
-                elif place in helped and place in tied:
-                    rivals.append(place)
+                elif place in helped and nll.verdict != "worse":
+                    (preferred if nll.verdict == "better" else rivals).append(place)
                 elif place not in likelier and nll.verdict != "worse":
                     doubtful.append(place)
                 if all(against(place, one, "ece") == "better" for one in (0, pick)):
@@ -177,8 +196,9 @@ class Facts:
                 place = by("ece", lower)[0]
                 self.lower, self.lower_nll = Judged(comparison, place), against(place, pick, "nll")
         self.alike, self.rivals, self.doubtful = map(texts, (alike, rivals, doubtful))
-        self.beats = pick is not None and len(helped) > 1 + len(alike) + len(rivals)
-        self.spares = any(costs(one)[2] < costs(pick)[2] for one in rivals if pick is not None)
+        self.preferred = texts(preferred)
+        self.beats = len(helped) > 1 + len(alike) + len(rivals) + len(preferred)
+        self.spares = any(costs(one)[1] < costs(pick)[1] for one in rivals if pick is not None)
 
 
 def contest(
@@ -206,6 +226,13 @@ def choice(row: Row) -> str:
     """The recipe that `auto` chose; "" for any other recipe, and where it chose nothing."""
     made = next((report.choice for report in row.reports), None)
     return "" if made is None or FROM in row.recipe else str(made.values.get("recipe", ""))
+
+
+def cross_validated(comparison: Comparison) -> dict[str, float]:
+    """The loss of each recipe on rows left out of its fit, by the table of `auto`."""
+    made = (report.choice for row in comparison if FROM not in row.recipe for report in row.reports)
+    tables = (step.details.get("choice", ()) for step in made if step is not None)
+    return {one["recipe"]: one["value"] for one in next(filter(None, tables), ())}
 
 
 def complexity(row: Row) -> tuple[int, int]:
@@ -363,7 +390,7 @@ def idle(rows: Iterable[Row]) -> list[Idle]:
         for step in (step for report in row.reports for step in report.steps):
             if step.noop:
                 why = step.message.removeprefix("no-op: ")
-                said[step.name] = Idle(step.name, row.recipe, why, noop=True)
+                said.setdefault(f"{step.name}: {why}", Idle(step.name, row.recipe, why, noop=True))
             elif step.warning:
                 found = Idle(step.name, row.recipe, step.warning.removesuffix("."), noop=False)
                 said.setdefault(step.warning, found)

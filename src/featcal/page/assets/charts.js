@@ -59,7 +59,7 @@ featcal.charts = (() => {
       const width = 1 / bins;
       const faint = numbers.count.map(strength);
       const gap = numbers.count.map((count, k) => (count ? numbers.mean_confidence[k] - numbers.accuracy[k] : 0));
-      const total = numbers.count.reduce((sum, count) => sum + count, 0);
+      const total = numbers.count.reduce((sum, count) => sum + count, 0) || 1;
       const told = numbers.count.map((count, k) => count
         ? `says ${percent(numbers.mean_confidence[k])}, is right ${percent(numbers.accuracy[k])}<br>${count.toLocaleString("en")} rows` : "");
       const bar = { type: "bar", x: middle, width, hoverinfo: "text", hovertext: told };
