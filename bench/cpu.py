@@ -125,7 +125,6 @@ def netcal_temperature(logits, labels, dtype=np.float64):
 
 
 def uncertainty_temperature(logits, labels):
-    torchvision_schemas()
     from torch_uncertainty.post_processing import TemperatureScaler
 
     loader = DataLoader(TensorDataset(logits, labels), batch_size=len(labels))
@@ -175,7 +174,6 @@ def torchmetrics_ece_probs(logits, labels):
 
 
 def uncertainty_ece(logits, labels):
-    torchvision_schemas()
     from torch_uncertainty.metrics import CalibrationError
 
     probs = logits.softmax(1)
@@ -223,16 +221,6 @@ def probmetrics_ece(logits, labels):
 def featcal_group(features, labels, head):
     batch = Batch(None, labels, features)
     return lambda: parse("group(partitions=20)").fit(batch, head).report.loss_after
-
-
-def torchvision_schemas():
-    """Torchvision has no CPU build here: its two operators are declared so that it imports."""
-    if hasattr(torchvision_schemas, "kept"):
-        return
-    kept = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        kept.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    torchvision_schemas.kept = kept
 
 
 # --- the jobs: data for so many rows, the unit, and who does it: (package, input, how) ------------
@@ -419,6 +407,10 @@ def main():
     parser.add_argument("--only", nargs="+", choices=[*JOBS, "growth"], help="the rest is kept")
     parser.add_argument("--peak", nargs=2, metavar=("JOB", "NAME"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    # Torchvision has no CPU build here: its two operators are declared so that peers import it.
+    torchvision = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        torchvision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     torch.set_num_threads(asked.threads)
     torch.set_grad_enabled(False)
     if asked.peak:
