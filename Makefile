@@ -4,7 +4,8 @@
 #   make cover   the tests again, with the share of branches they reach (at least 95 %)
 #   make lint    ruff, mypy and import-linter alone
 #   make ray     the tests of the Ray bridge, on a cluster of this machine (installs ray, 80 MB)
-#   make bench   our fits beside the published search and beside other libraries (installs them), and the report
+#   make bench   our fits beside the published search and other libraries (installs them), memory, growth, the report, several
+#                processes: writes results/bench-*.json and the tables of docs/benchmarks.md (half an hour on an idle machine)
 #   make figures the README's numbers and pictures, from the demo pack
 #   make examples   an ImageNet network and a text classifier, calibrated end to end, from ../shared (minutes)
 #   make reproduce  our results beside the paper's tables, from ../shared (minutes)
@@ -56,9 +57,10 @@ ray: $(VENV)/.ray
 	$(BIN)/python -m pytest -q tests/bridges/test_ray.py
 
 bench: $(BENCH)/.peers
-	$(BENCH)/bin/python bench/clip.py
-	$(BENCH)/bin/python bench/peers.py
+	$(BENCH)/bin/python bench/cpu.py
 	$(BENCH)/bin/python bench/report.py
+	$(BENCH)/bin/python bench/scale.py
+	$(BENCH)/bin/python bench/tables.py
 
 figures: $(VENV)/.demo
 	$(BIN)/python experiments/figures.py

@@ -4,21 +4,18 @@ Usage: python bench/gpu.py [--problems 25000x2048x1000 ...] [--output results/be
 
 Features and head lie on the device, in float32; the best of three after one that warms up.
 "product" is `head(features)`, "read" is `logits.sum()`. Peak memory is what was allocated
-beyond the features, the labels and the head. Problems are made as in bench/clip.py.
+beyond the features, the labels and the head. `python bench/tables.py` fills the page.
 """
 
 import argparse
-import json
-import platform
 import time
 from pathlib import Path
 
 import torch
-from torch import nn
+from made import RESULTS, keep, problem
 
 from featcal import Batch, metrics, parse
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "bench-gpu.json"
 PROBLEMS = ("25000x2048x1000", "250000x2048x1000", "1000000x2048x1000", "50000x4096x32000")
 FITS = {
     "clip": ("clip", "joint"),
@@ -27,24 +24,6 @@ FITS = {
     "clip and temperature jointly": ("clip | temperature", "joint"),
     "sample": ("sample", "joint"),
 }
-
-
-def made(rows, width, classes, device):
-    """Sparse features that lean towards their class, one row in ten far too large."""
-    draw = torch.Generator(device).manual_seed(0)
-    weight = torch.randn(classes, width, generator=draw, device=device) / 24
-    labels = torch.randint(classes, (rows,), generator=draw, device=device)
-    features = torch.empty(rows, width, device=device)
-    for start in range(0, rows, 2**15):
-        some = slice(start, start + 2**15)
-        x = torch.randn(features[some].shape, generator=draw, device=device) - 0.6
-        loud = torch.rand(len(x), 1, generator=draw, device=device) < 0.1
-        wrong = torch.randint(classes, (len(x),), generator=draw, device=device)
-        towards = torch.where(loud, 9 * weight[wrong], 2.2 * weight[labels[some]])
-        features[some] = torch.where(loud, 3 * x, x).add_(towards).relu_()
-    head = nn.Linear(width, classes, device=device)
-    head.weight.data, head.bias.data = weight * 1.5, torch.zeros(classes, device=device)
-    return features, labels, head
 
 
 def timed(work, repeats=3):
@@ -64,7 +43,7 @@ def timed(work, repeats=3):
 @torch.no_grad()
 def measured(text):
     rows, width, classes = map(int, text.split("x"))
-    features, labels, head = made(rows, width, classes, "cuda")
+    features, labels, head = problem(rows, width, classes, "cuda")
     batch = Batch(None, labels, features)
     product, *_ = timed(lambda: head(features))
     found = {"rows": rows, "features": width, "classes": classes, "product": product}
@@ -96,15 +75,10 @@ def measured(text):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--problems", nargs="+", default=PROBLEMS, metavar="ROWSxWIDTHxCLASSES")
-    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--output", type=Path, default=RESULTS / "bench-gpu.json")
     asked = parser.parse_args()
     problems = [measured(text) for text in asked.problems]
-    machine = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    asked.output.write_text(json.dumps({"machine": machine, "problems": problems}, indent=1) + "\n")
+    keep(asked.output, {"device": torch.cuda.get_device_name(), "problems": problems})
 
 
 if __name__ == "__main__":

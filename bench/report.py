@@ -10,22 +10,17 @@ scaling on packs with so many rows in each of two splits, 512 features and 100 c
 """
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import torch
+from made import RESULTS, keep, problem
 
 from featcal import Batch, write_pack
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
-START, END = "<!-- report table: made by bench/report.py -->", "<!-- end of report table -->"
-MANY_START, MANY_END = "<!-- rows table: made by bench/report.py -->", "<!-- end of rows table -->"
 ROWS = {"val": 5_000, "test": 10_000}
 FEATURES = 2048
 PROBLEMS = ((10, False), (100, False), (1000, False), (1000, True))
@@ -40,9 +35,7 @@ MANY = {
 
 
 def made_pack(folder, classes, signed=False, rows=ROWS, width=FEATURES, scale=1.0):
-    from clip import made_problem  # beside this file, where a script looks and a test does not
-
-    features, labels, head = made_problem(sum(rows.values()), width, classes)
+    features, labels, head = problem(sum(rows.values()), width, classes)
     head.weight.data *= scale
     if signed:
         features -= features.mean(1, keepdim=True)
@@ -83,62 +76,22 @@ def measure_many(rows):
                 "cpu_seconds": used.ru_utime + used.ru_stime,
                 "gigabytes": used.ru_maxrss * 1024 / 1e9,
             }
-            print(rows, name, found[name], flush=True)
     return found
-
-
-def many_table(found):
-    """The second table of docs/benchmarks.md, from the numbers alone."""
-    lines = [
-        "| rows in each split | command | seconds | of all cores | memory |",
-        "|---:|---|---:|---:|---:|",
-    ]
-    for one in found:
-        for name in MANY:
-            cost = one[name]
-            lines.append(
-                f"| {one['rows']:,} | `{name}` | {cost['seconds']:.0f} | "
-                f"{cost['cpu_seconds']:.0f} | {cost['gigabytes']:.1f} GB |"
-            )
-    return "\n".join(lines)
-
-
-def table(rows):
-    """The table of docs/benchmarks.md, from the numbers alone."""
-    lines = ["| classes | features | seconds | page |", "|---:|---|---:|---:|"]
-    for row in rows:
-        kind = "signed" if row["signed"] else "ReLU"
-        lines.append(
-            f"| {row['classes']} | {kind} | {row['seconds']:.0f} | {row['bytes'] / 1e6:.1f} MB |"
-        )
-    return "\n".join(lines)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument(
-        "--output", help="also write the numbers as JSON, and the table of the docs"
-    )
+    parser.add_argument("--output", type=Path, help="results/bench-report.json, or bench-rows.json")
     parser.add_argument("--rows", type=int, nargs="+", help="many rows instead of many classes")
     asked = parser.parse_args()
-    about = {"cores": os.cpu_count(), "torch": torch.__version__, "machine": platform.machine()}
-    start, end = (START, END) if asked.rows is None else (MANY_START, MANY_END)
+    name, about = "report", {"rows_scored": ROWS, "features": FEATURES}
+    if asked.rows:
+        name, about = "rows", {"features": 512, "classes": 100}
     rows = []
-    if asked.rows is not None:
-        rows = [measure_many(number) for number in asked.rows]
-        found, text = {**about, "features": 512, "classes": 100, "rows": rows}, many_table(rows)
-    else:
-        for problem in PROBLEMS:
-            rows.append(measure(*problem))
-            print(rows[-1], flush=True)
-        found, text = (
-            {**about, "rows_scored": ROWS, "features": FEATURES, "rows": rows},
-            table(rows),
-        )
-    if asked.output:
-        Path(asked.output).write_text(json.dumps(found, indent=2) + "\n")
-        before, rest = DOCS.read_text().split(start)
-        DOCS.write_text(f"{before}{start}\n{text}\n{end}{rest.split(end)[1]}")
+    for one in asked.rows or PROBLEMS:
+        rows.append(measure_many(one) if asked.rows else measure(*one))
+        print(rows[-1], flush=True)
+    keep(asked.output or RESULTS / f"bench-{name}.json", {**about, "rows": rows})
 
 
 if __name__ == "__main__":

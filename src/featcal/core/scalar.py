@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 Shape = Callable[[Array], Array]  # logarithms -> what the score looks like, up to a tilt
 CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
 
-BLOCK = 2**19  # numbers that go through all the steps of a curve while they are in the cache
+BLOCK = 2**16  # numbers that go through all the steps of a curve while they are in the cache
 
 STEP = 0.15  # the first step away from a starting point, in log units: about 15 %
 REACH, BEYOND = 0.4, 0.25  # the longest step between known points, and past the last of them
@@ -462,8 +462,8 @@ def row_curves(
         true = (1 - smoothing) * true + smoothing * shifted.mean(1)
     weight = (shifted * (inverse[:, None] if isinstance(inverse, Tensor) else inverse)).exp_()
     total = weight.sum(1)
-    first = torch.linalg.vecdot(weight, shifted) / total  # mean of the shifted logits under p
-    second = torch.linalg.vecdot(weight, shifted.square_()) / total
+    first = weight.mul_(shifted).sum(1) / total  # mean of the shifted logits under p
+    second = weight.mul_(shifted).sum(1) / total
     value = total.log() - inverse * true
     return torch.stack([value, first - true, (second - first.square()).clamp_(min=0)])
 

@@ -576,6 +576,7 @@ class Search:
         if not self.window:
             return self.seen, settled
         assert trials.best is not None
+        del path  # its logits and slopes are as many as those of the window
         reach = WINDOW if settled else WIDE_WINDOW
         tried, there = trials.best
         close, liked = self.look_closely(tried.threshold, there, reach)
