@@ -2,6 +2,7 @@
 #   make demo    watch an overconfident network become honest
 #   make test    lint, types, layers and all tests
 #   make lint    ruff, mypy and import-linter alone
+#   make docs    this documentation as a site in build/docs, warnings as errors
 #   make ray     the tests of the Ray bridge, on a cluster of this machine (installs ray, 80 MB)
 #   make bench   our fits beside the published search and beside other libraries (installs them), and the report
 #   make figures the README's numbers and pictures, from the demo pack
@@ -34,7 +35,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test lint ray bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
+.PHONY: demo test lint docs ray bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -47,6 +48,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/docs/index.html
 
 ray: $(VENV)/.ray
 	$(BIN)/python -m pytest -q tests/bridges/test_ray.py
@@ -126,6 +131,10 @@ $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 	$(PIP) --no-deps torchvision timm
 	touch $@ $(VENV)/.demo
 
+$(VENV)/.docs: $(VENV)/.demo
+	$(PIP) --no-build-isolation -e '.[docs,sklearn]'
+	touch $@
+
 $(VENV)/.ray: $(VENV)/.dev
 	$(PIP) --no-build-isolation -e '.[ray]'
 	touch $@
@@ -143,4 +152,4 @@ $(BENCH)/.peers: pyproject.toml constraints.txt bench/peers.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH) .cache featcal-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) $(BENCH) .cache build featcal-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -374,7 +374,7 @@ def scope_part(results):
     )
     seeds, sizes = len({case["seed"] for case in cases}), results["sets"]["clinc150"]
     return (
-        f"**clinc150**, heads on a frozen sentence encoder ([example](examples.md)), fitted on "
+        f"**clinc150**, heads on a frozen sentence encoder ([example](text.md)), fitted on "
         f"{sizes['rows']['val']:,} questions in scope and asked {sizes['rows']['test']:,} others "
         f"in scope and {sizes['out_of_scope']:,} that no intent covers. Confidence in percent, its "
         f"mean and the share above 0.9; AUROC is how well it tells the two kinds apart; means over "

@@ -9,8 +9,10 @@ import warnings
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import featcal
@@ -89,33 +91,52 @@ def test_the_recipes_of_the_documents_can_be_read():
 
 
 @pytest.mark.no_cover
-def test_the_readme_runs(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_the_readme_and_the_quickstart_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(6, 16), nn.ReLU())
     model = nn.Sequential(OrderedDict(body=body, fc=nn.Linear(16, 3)))
     x = torch.randn(300, 6)
     with torch.no_grad():
+        features = body(x)
         logits = model(x)
         labels = (logits + torch.randn(300, 3)).argmax(1)
     probs = torch.rand(300, 3).softmax(1)
+    weight, bias = (value.detach() for value in model.fc.parameters())
     names = {
         **{"model": model, "x": x, "val_loader": [(x, labels)], "labels": labels},
-        **{"test_loader": [(x, labels)]},
+        **{"test_loader": [(x, labels)], "np": np, "weight": weight, "bias": bias},
         **{"probs": probs, "logits": probs.log(), "probs_a": probs, "probs_b": probs},
         **{"labels_a": labels, "labels_b": labels, "featcal": featcal},
         **{"val_logits": logits, "val_labels": labels, "test_logits": logits},
+        **{"val_features": features, "test_features": features, "test_labels": labels},
         **{"p": probs[:, 1], "positive": labels == 1},
     }
-    ran = 0
-    for block in python_blocks("README.md"):
-        if "=...," in block:  # the shape of a call, with the user's own arrays to fill in
-            continue
-        exec(compile(block, "README.md", "exec"), {**names})
-        ran += 1
-    assert ran == 5
+    first, *others = python_blocks("README.md") + python_blocks("docs/quickstart.md")
+    assert others[0] == first  # it need not run twice
+    for block in others:
+        exec(compile(block, "quickstart.md", "exec"), {**names})
+    assert len(others) == 6
     assert (tmp_path / "cal.safetensors").is_file()
     assert (tmp_path / "model.onnx").is_file()
+    assert sorted(featcal.import_files("mine.npz", "mine").manifest.splits) == ["test", "val"]
+
+
+@pytest.mark.no_cover
+def test_every_snippet_of_the_page_on_two_classes_runs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)).eval()
+    x = torch.randn(300, 6)
+    p = (3 * model(x)).sigmoid().detach()[:, 0]
+    y = torch.bernoulli(p).long()
+    names = {"model": model, "x": x, "val_loader": [(x, y)], "test_loader": [(x, y)]}
+    names |= {"val_p": p.numpy(), "val_labels": y.numpy(), "test_p": p.numpy()}
+    names |= {"test_labels": y.numpy()}
+    for block in python_blocks("docs/binary.md"):
+        exec(compile(block, "binary.md", "exec"), names)
+    assert names["calibrated"](x).shape == (300, 1)
+    assert names["test_p"].shape == (300,)
 
 
 def use_scale():
@@ -226,3 +247,46 @@ def test_files_that_pages_name_are_there():
         if not any((r / path).exists() for r in (ROOT, ROOT / "src/featcal"))
     ]
     assert not missing
+
+
+# --- the site -------------------------------------------------------------------------------------
+
+MADE = {"index.md", "contributing.md", "changelog.md", "cli-reference.md", "api.md"}  # by hooks.py
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def prose(path):
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    words = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {
+        re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", one.lower())).strip("-") for one in words
+    }
+
+
+def test_the_site_has_every_page_and_no_other():
+    def leaves(entry):
+        if isinstance(entry, str):
+            return [entry]
+        found = entry.values() if isinstance(entry, dict) else entry
+        return [leaf for one in found for leaf in leaves(one)]
+
+    nav = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(nav) == sorted({path.name for path in PAGES} | MADE)
+
+
+def test_every_link_leads_somewhere():
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            path, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            goal = page.parent / path if path else page
+            if not goal.exists() or (anchor and anchor not in anchors(goal)):
+                broken.append((page.name, target))
+    assert not broken
