@@ -251,27 +251,25 @@ def recipes_of(networks):
     return [recipe for recipe in RECIPES if all(recipe in n["fitted"] for n in networks)]
 
 
-def by_strength(networks, metric):
-    """A metric of every recipe by strength: means over kinds and networks."""
+def by_strength(networks):
+    """NLL of every recipe by strength: means over kinds and networks."""
     rows = []
     for recipe in recipes_of(networks):
         cells = []
         for every in zip(*map(strengths_of, networks), strict=True):
-            if metric == "ece":
-                text = f"{100 * fmean(scores[recipe]['ece'] for scores in every):.2f}"
-            elif recipe == BASE:
+            if recipe == BASE:
                 text = f"{fmean(scores[recipe]['nll'] for scores in every):.4f}"
             else:
                 text = f"{fmean(relative(scores, recipe) for scores in every):+.2f} %"
-            cells.append(marked(text, every, recipe, metric))
+            cells.append(marked(text, every, recipe, "nll"))
         rows.append((f"`{recipe}`", *cells))
-    title = {"nll": f"NLL of `{BASE}`, and of the others against it", "ece": "ECE, %"}[metric]
+    title = f"NLL of `{BASE}`, and of the others against it"
     return grid((title, CLEAN, *map(str, STRENGTHS)), rows)
 
 
-def grid(headings, rows, words=1):
-    """A table whose first columns are words and the others numbers."""
-    numeric = [place >= words for place in range(len(headings))]
+def grid(headings, rows):
+    """A table whose first column is words and the others numbers."""
+    numeric = [place > 0 for place in range(len(headings))]
     return Table("", tuple(headings), tuple(rows)).markdown(numeric=numeric)
 
 
@@ -302,8 +300,7 @@ def image_part(dataset, networks):
             f"**{dataset}**, {count} trained here ({names}): fitted on {rows['val']:,} clean val "
             f"images, scored on {part}{rows['of']:,} test images, {accuracy_line(found)}; means "
             f"over {len(KINDS)} kinds of damage.{''.join(unfinished)}",
-            by_strength(found, "nll"),
-            by_strength(found, "ece"),
+            by_strength(found),
             f"Bold: better than `{BASE}` by the paired interval (95 %, {first['resamples']} "
             "resamples of the images) on every network; with a star: worse on every network.",
         ]

@@ -312,21 +312,8 @@ def table(heads, rows):
     return Table("", tuple(heads), tuple(map(tuple, rows))).markdown()
 
 
-def titled(parts):
-    return "\n\n".join(f"{title}:\n\n{text}" for title, text in parts)
-
-
 def name(recipe):
     return f"`{recipe}`" if recipe != "none" else "none"
-
-
-def pack_table(study):
-    """What was studied."""
-    rows = []
-    for pack, found in study.packs.items():
-        width = f"{found['features']:,}" if found["features"] else "logits alone"
-        rows.append((pack, GROUPS[found["group"]], f"{found['rows']:,}", found["classes"], width))
-    return table(("", "group", "rows", "classes", "features"), [map(str, row) for row in rows])
 
 
 def left_out(study):
@@ -402,11 +389,9 @@ def rank_table(study, group):
 
 
 def rank_parts(study):
-    return titled(
-        (f"Mean ranks, {words} ({len(study.of_group(group, TOLD[-1]))})", rank_table(study, group))
-        for group, words in GROUPS.items()
-        if study.of_group(group, TOLD[-1])
-    )
+    group = "held out" if study.of_group("held out", TOLD[-1]) else "shared"
+    packs = len(study.of_group(group, TOLD[-1]))
+    return f"Mean ranks, {GROUPS[group]} ({packs}):\n\n{rank_table(study, group)}"
 
 
 def tests(study):
@@ -478,7 +463,9 @@ def by_pack(study, size):
             mean, half = (100 * v for v in relative(study, pack, size, recipe))
             text = f"{mean:+.2f} ± {half:.2f}"
             cells.append(f"**{text}**" if mean < -half else text)
-        rows.append((pack, *cells))
+        told = study.packs[pack]
+        held = ", held out" if told["group"] == "held out" else ""
+        rows.append((f"{pack} ({told['classes']} classes{held})", *cells))
     return table(("", "temperature, NLL", *map(name, recipes)), rows)
 
 
@@ -506,7 +493,6 @@ def sections(study):
     size = TOLD[-1]
     return {
         "bars": bar_table(study),
-        "packs": pack_table(study),
         "left out": left_out(study),
         "ranks": rank_parts(study),
         "tests": tests(study),

@@ -5,10 +5,14 @@ import inspect
 import json
 import multiprocessing
 import re
+import shlex
+import sys
+import types
 import warnings
 from collections import OrderedDict
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 import torch
@@ -16,9 +20,11 @@ import yaml
 from torch import nn
 
 import featcal
+from featcal.cli.app import group
 from featcal.core.fit import ece
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def script(path):
@@ -249,10 +255,90 @@ def test_files_that_pages_name_are_there():
     assert not missing
 
 
+def test_the_function_for_collect_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks("docs/cli.md")
+    torch.save(nn.Linear(2, 3).state_dict(), "weights.pt")
+    rows = torch.utils.data.TensorDataset(torch.randn(9, 2), torch.arange(9) % 3)
+    names = {"torch": torch, "MyNet": lambda: nn.Linear(2, 3), "val_set": rows, "test_set": rows}
+    exec(block, names | {"DataLoader": torch.utils.data.DataLoader}, names)
+    names["build"].__globals__.update(names)
+    model, loaders = names["build"]()
+    assert {name: len(featcal.collect(model, one)) for name, one in loaders.items()} == {
+        "val": 1,
+        "test": 1,
+    }
+
+
+class Blocks(dict):
+    """What the bridge asks of a data set of Ray's, in one process; test_ray.py has a cluster."""
+
+    columns = dict.keys
+
+    def map_batches(self, work, **options):
+        return Blocks(work(self))
+
+    def iter_rows(self):
+        return (dict(zip(self, row, strict=True)) for row in zip(*self.values(), strict=True))
+
+
+def test_the_snippet_on_ray_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(body=nn.ReLU(), fc=nn.Linear(6, 3)))
+    x = torch.rand(200, 6)
+    logits, y = model(x).detach().numpy(), torch.arange(200).numpy() % 3
+    rows = Blocks(logits=4 * logits, label=y)
+    data = types.SimpleNamespace(read_parquet=lambda path: rows)
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(data=data))
+    names = {"featcal": featcal, "dataset": Blocks(embedding=x.numpy(), y=y), "model": model}
+    (block,) = [one for one in python_blocks("docs/bridges.md") if "import ray" in one]
+    exec(block, names)
+    assert str(names["calibrator"]) == "clip | temperature"
+
+
+RUN_BY = {  # who runs the Python of a page
+    "tests/test_docs.py": "README quickstart binary models multi-label segmentation cli "
+    "adding-a-method",
+    "tests/test_examples.py": "vision text",
+    "tests/bridges/test_sklearn.py": "sklearn",
+    "tests/bridges/conftest.py": "bridges",
+    "tests/analysis/test_base.py": "analysis",
+    "tests/cli/test_cli_files.py": "files",
+    "tests/cli/test_cli_train.py": "training",
+    "tests/datasets/test_page.py": "datasets",
+    "tests/export/test_export_docs.py": "export",
+    "tests/losses/test_losses_docs.py": "losses",
+    "tests/networks/test_networks_page.py": "networks",
+    "tests/page/test_html.py": "report",
+    "tests/theory/test_theory_docs.py": "theory",
+}
+
+
+def test_every_page_with_code_is_run_by_a_test():
+    pages = {page.stem for page in (*PAGES, ROOT / "README.md") if "```python" in page.read_text()}
+    assert pages == {name for names in RUN_BY.values() for name in names.split()}
+
+
+def test_every_block_says_what_it_is_and_every_command_is_one():
+    """Options and commands are known; nothing is run, and no file is looked for."""
+    for page in (*PAGES, ROOT / "README.md"):
+        blocks = re.findall(r"^```(.*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        assert all(kind for kind, _ in blocks), page.name
+        shell = "\n".join(text for kind, text in blocks if kind == "bash").replace("\\\n", " ")
+        for line in re.findall(r"^(?:.* -m )?featcal (.*)$", shell, re.MULTILINE):
+            context = click.Context(group)
+            words = shlex.split(line, comments=True)
+            command = group.get_command(context, words.pop(0))
+            while isinstance(command, click.Group):
+                command = command.get_command(context, words.pop(0))
+            assert command is not None, line
+            command.make_parser(click.Context(command)).parse_args(words)  # or it raises
+
+
 # --- the site -------------------------------------------------------------------------------------
 
 MADE = {"index.md", "contributing.md", "changelog.md", "cli-reference.md", "api.md"}  # by hooks.py
-PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def prose(path):
