@@ -294,7 +294,7 @@ def test_the_snippet_on_ray_runs(tmp_path, monkeypatch):
     names = {"featcal": featcal, "dataset": Blocks(embedding=x.numpy(), y=y), "model": model}
     (block,) = [one for one in python_blocks("docs/bridges.md") if "import ray" in one]
     exec(block, names)
-    assert str(names["calibrator"]) == "clip | temperature"
+    assert repr(names["calibrator"]) == "clip | temperature"
 
 
 RUN_BY = {  # who runs the Python of a page
