@@ -584,9 +584,14 @@ def page(results):
     words = ("failed", "slow", "survived", "equivalent")
     whole = {word: sum(row[word] for row in results["files"]) for word in words}
     whole |= {"file": "all", "made": results["made"]}
-    headings = "file | mutants | tried | survived | equivalent | killed"
+    parts = []
+    for name in ("core", "metrics"):
+        rows = [row for row in results["files"] if row["file"].startswith(name)]
+        sums = {word: sum(row[word] for row in rows) for word in (*words, "made")}
+        parts.append({"file": name, **sums})
+    headings = "part | mutants | tried | survived | equivalent | killed"
     lines = [f"| {headings} |", "|---|" + "---:|" * 5]
-    for row in [*results["files"], whole]:
+    for row in [*parts, whole]:
         tried = sum(row[word] for word in words)
         cells = (row["file"], row["made"], tried, row["survived"], row["equivalent"], shares(row))
         lines.append("| " + " | ".join(map(str, cells)) + " |")

@@ -363,37 +363,6 @@ def told(packs, study):
     return ", ".join(sorted(packs))
 
 
-def rank_table(study, group):
-    """Mean ranks in NLL and in ECE, by the mean over sizes in NLL."""
-    sizes = [size for size in TOLD if study.of_group(group, size)]
-    found = {
-        (metric, size): mean_ranks(study, group, size, metric)
-        for metric in ("nll", "ece")
-        for size in sizes
-    }
-    best = {key: min(r for r, _ in ranks.values()) for key, ranks in found.items()}
-
-    def shown(recipe, key):
-        if recipe not in found[key]:
-            return NONE
-        rank, packs = found[key][recipe]
-        text = f"**{rank:.1f}**" if rank == best[key] else f"{rank:.1f}"
-        return text if packs == len(study.of_group(group, key[1])) else f"{text} ({packs})"
-
-    def order(recipe):
-        return fmean(found["nll", size].get(recipe, (1e3,))[0] for size in sizes)
-
-    recipes = sorted((r for r in study.recipes if any(r in f for f in found.values())), key=order)
-    heads = [f"{COLUMNS[metric].heading} {size:,}" for metric, size in found]
-    return table(("", *heads), [(name(r), *(shown(r, key) for key in found)) for r in recipes])
-
-
-def rank_parts(study):
-    group = "held out" if study.of_group("held out", TOLD[-1]) else "shared"
-    packs = len(study.of_group(group, TOLD[-1]))
-    return f"Mean ranks, {GROUPS[group]} ({packs}):\n\n{rank_table(study, group)}"
-
-
 def tests(study):
     """Friedman's test and the critical difference by group and size, on complete recipes."""
     rows = []
@@ -494,7 +463,6 @@ def sections(study):
     return {
         "bars": bar_table(study),
         "left out": left_out(study),
-        "ranks": rank_parts(study),
         "tests": tests(study),
         "duels": duels(study, size),
         "differences": by_pack(study, size),
