@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = ROOT.parent / "shared"
 CACHE = ROOT / ".cache" / "examples"  # ignored by git: whatever is slow to make again
 IMAGES = ROOT / "docs" / "images"
-DOCS = ROOT / "docs" / "examples.md"
+PAGES = {"imagenet": ROOT / "docs" / "vision.md", "text": ROOT / "docs" / "text.md"}
 START, END = "<!-- {}: made by make examples -->", "<!-- end of {} -->"
 SCORES, RANGED = ("accuracy", "ece", "nll", "brier"), ("ece", "nll")
 STARTED = time.perf_counter()
@@ -156,7 +156,7 @@ def fill(text, parts):
         old = re.compile(f"(?<={start}\n).*?(?={end})", re.DOTALL)
         text, found = old.subn(lambda _, new=part: f"{new}\n", text)
         if found != 1:
-            raise ValueError(f"{DOCS.name} has {found} places for {name!r}, not one")
+            raise ValueError(f"the page has {found} places for {name!r}, not one")
     return text
 
 
@@ -178,5 +178,6 @@ def main_of(name, run, draw, parts):
         write_results(name, run())
     results = read_results(name)
     draw(results)
-    DOCS.write_text(fill(DOCS.read_text(), parts(results)))
-    say(f"wrote the tables of {DOCS.relative_to(ROOT)}")
+    page = PAGES[name]
+    page.write_text(fill(page.read_text(), parts(results)))
+    say(f"wrote the tables of {page.relative_to(ROOT)}")

@@ -6,7 +6,7 @@ and the whole network then looks at two photographs.
 
     python examples/imagenet_efficientnet.py [--docs]
 
-Writes results/example-imagenet.json, two pictures and the tables of docs/examples.md; with --docs
+Writes results/example-imagenet.json, two pictures and the tables of docs/vision.md; with --docs
 only the last two, from the results.
 """
 

@@ -4,7 +4,7 @@
 
 Heads are trained on banking77 and clinc150, calibrators are fitted on val and scored on test; for
 clinc150 also on questions that none of its intents covers. Writes results/example-text.json, two
-pictures and the tables of docs/examples.md; with --docs only the last two, from the results.
+pictures and the tables of docs/text.md; with --docs only the last two, from the results.
 """
 
 from dataclasses import dataclass

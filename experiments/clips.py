@@ -345,7 +345,7 @@ def means(pack, size, mode):
 
 
 def tables(results):
-    """The tables of the page: over all packs, and the NLL of each pack."""
+    """The tables of the page, over all packs; results/clips.json has every pack."""
     text = ""
     found = {
         (mode, size): {name: means(pack, size, mode) for name, pack in results.items()}
@@ -368,12 +368,6 @@ def tables(results):
             text += f"| {mean['over_temperature']:+.2f} | {mean['ece']:+.2f} "
             text += f"| {mean['accuracy']:+.2f} |\n"
         text += "\n"
-    text += "**NLL over `clip` % on each pack, 2,500 rows: alone / followed by `temperature`**\n\n"
-    heads = [f"{name}{', held out' if pack['held_out'] else ''}" for name, pack in results.items()]
-    text += f"| map | {' | '.join(heads)} |\n|---|{'--:|' * len(heads)}\n"
-    for name, words in IN_WORDS.items():
-        pairs = [[found[mode, 2500][pack][name]["over_hard"] for mode in MODES] for pack in results]
-        text += f"| {words} | {' | '.join(f'{a:+.2f} / {b:+.2f}' for a, b in pairs)} |\n"
     return text.strip()
 
 

@@ -171,45 +171,52 @@ def table(results):
         f"`python experiments/interval_coverage.py --rows {rows} --sets {many} {tried} --write`",
         "",
         f"The share of {many} test sets whose 95 % interval holds the truth, in percent: for a "
-        "calibrated model / for one that is far too sure. Between 93 and 97 is as it should be; "
+        "calibrated model / for one that is far too sure, the lowest and the highest of "
+        f"{len(CLASSES) * len(ACCURACIES)} settings ({min(CLASSES)} to {max(CLASSES)} classes, "
+        f"{100 * min(ACCURACIES):g} to {100 * max(ACCURACIES):g} % right; all of them are in "
+        "`results/interval-coverage.json`). Between 93 and 97 is as it should be; "
         f"{many} sets tell a share to {points:.0f} points. More means an interval longer than it "
         "need be, as that of the classwise error, whose bins hold few rows each. A calibrated "
         "model has no calibration error, and 97.5 would be right there.",
         "",
-        "| rows | classes | accuracy | " + " | ".join(f"`{name}`" for name in METRICS) + " |",
-        "|---:|---:|---:|" + "---:|" * len(METRICS),
+        f"| rows | {' | '.join(f'`{name}`' for name in METRICS)} |",
+        "|---:|" + "---:|" * len(METRICS),
     ]
-    for one in results["coverage"]:
+    for size in about["rows"]:
+        cells = [one["coverage"] for one in results["coverage"] if one["rows"] == size]
         shares = (
-            " / ".join(f"{100 * share:.0f}" for share in one["coverage"][name]) for name in METRICS
+            " / ".join(span([100 * cell[name][kind] for cell in cells]) for kind in (0, 1))
+            for name in METRICS
         )
-        lines.append(f"| {place(one)} | {' | '.join(shares)} |")
+        lines.append(f"| {size:,} | {' | '.join(shares)} |")
     lines += [
         "",
         f"Marks where none is due, in {tried} comparisons of four models with a fifth, none of "
-        "them better: the share marked better / worse, in percent (at most 3 each); the share of "
-        "columns, and of tables of the five usual columns, with any mark. Holm's correction is "
-        "for the recipes of a column, not for the columns.",
+        "them better: the largest share marked better / worse in any setting, in percent (at most "
+        "3 each); the largest share of columns, and of tables of the five usual columns, with any "
+        "mark. Holm's correction is for the recipes of a column, not for the columns.",
         "",
-        "| rows | classes | accuracy | "
-        + " | ".join(f"`{name}`" for name in METRICS)
-        + " | columns | tables |",
-        "|---:|---:|---:|" + "---:|" * (len(METRICS) + 2),
+        f"| rows | {' | '.join(f'`{name}`' for name in METRICS)} | columns | tables |",
+        "|---:|" + "---:|" * (len(METRICS) + 2),
     ]
-    for one in results["marks"]:
-        found = one["marks"]
+    for size in about["rows"]:
+        cells = [one["marks"] for one in results["marks"] if one["rows"] == size]
         words = (
-            " / ".join(f"{100 * found['metrics'][name][word]:.1f}" for word in ("better", "worse"))
+            " / ".join(
+                f"{max(100 * cell['metrics'][name][word] for cell in cells):.1f}"
+                for word in ("better", "worse")
+            )
             for name in METRICS
         )
-        shares = f"{100 * found['columns']:.1f} | {100 * found['tables']:.0f}"
-        lines.append(f"| {place(one)} | {' | '.join(words)} | {shares} |")
+        shares = (max(100 * cell[what] for cell in cells) for what in ("columns", "tables"))
+        lines.append(
+            f"| {size:,} | {' | '.join(words)} | {' | '.join(f'{s:.0f}' for s in shares)} |"
+        )
     return "\n".join(lines)
 
 
-def place(one):
-    accuracy = chance_of(one["classes"], one["accuracy"])
-    return f"{one['rows']:,} | {one['classes']} | {100 * accuracy:g} %"
+def span(values):
+    return f"{min(values):.0f} to {max(values):.0f}"
 
 
 def write_docs():

@@ -494,7 +494,7 @@ def run(names, kills, seed, jobs):
 
 
 def tables(results):
-    """By fault and by command, from the result file alone."""
+    """By fault, from the result file alone."""
     rows = results["rows"]
     faults = list(dict.fromkeys(row["fault"] for row in rows))
     headings = ("fault", "times", "of these, without effect", *WRONG.values())
@@ -506,20 +506,7 @@ def tables(results):
     by_fault = Table(
         "", headings, tuple((f, *(total("fault", f, key) for key in keys)) for f in faults)
     )
-    names = list(dict.fromkeys(row["command"] for row in rows))
-    by_command = tuple(
-        (
-            f"`featcal {name}`",
-            total("command", name, "times"),
-            str(sum(int(total("command", name, kind)) for kind in WRONG)),
-        )
-        for name in names
-    )
-    return (
-        by_fault.markdown()
-        + "\n\n"
-        + Table("", ("command", "faults", "went wrong"), by_command).markdown()
-    )
+    return by_fault.markdown()
 
 
 def main():

@@ -573,10 +573,10 @@ def summary(mutants, found, tests, everything, options, seconds):
 
 
 def shares(row):
-    """Killed of all tried, and of those that are not known to be equivalent, in percent."""
-    killed, survived, alike = row["failed"] + row["slow"], row["survived"], row["equivalent"]
-    most = killed + survived
-    return f"{100 * killed / (most + alike):.0f} %", f"{100 * killed / most:.0f} %" if most else "-"
+    """Killed of those that are not known to be equivalent, in percent."""
+    killed = row["failed"] + row["slow"]
+    most = killed + row["survived"]
+    return f"{100 * killed / most:.0f} %" if most else "-"
 
 
 def page(results):
@@ -584,11 +584,16 @@ def page(results):
     words = ("failed", "slow", "survived", "equivalent")
     whole = {word: sum(row[word] for row in results["files"]) for word in words}
     whole |= {"file": "all", "made": results["made"]}
-    headings = "file | mutants | tried | a test failed | out of time | survived | equivalent"
-    lines = [f"| {headings} | killed | killed, without equivalent ones |", "|---|" + "---:|" * 8]
-    for row in [*results["files"], whole]:
+    parts = []
+    for name in ("core", "metrics"):
+        rows = [row for row in results["files"] if row["file"].startswith(name)]
+        sums = {word: sum(row[word] for row in rows) for word in (*words, "made")}
+        parts.append({"file": name, **sums})
+    headings = "part | mutants | tried | survived | equivalent | killed"
+    lines = [f"| {headings} |", "|---|" + "---:|" * 5]
+    for row in [*parts, whole]:
         tried = sum(row[word] for word in words)
-        cells = (row["file"], row["made"], tried, *(row[word] for word in words), *shares(row))
+        cells = (row["file"], row["made"], tried, row["survived"], row["equivalent"], shares(row))
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     told = [
         f"`make mutants` changes `core` and `metrics` in {results['made']:,} ways, one at a time, "
@@ -600,29 +605,14 @@ def page(results):
         f"{results['workers']} at a time (`WORKERS=`; `SAMPLE=0` for every mutant). Without a "
         f"change {results['controls_killed']} of {results['controls']} were killed.",
         "",
-        "Changed are comparisons, arithmetic, `and` and `or`, `not`, conditions, numbers (one "
-        "more), compared words, defaults, minima and maxima, the order of arguments, returned "
-        "values (None), and statements (left out). Not changed, since no program could tell or "
-        "only the wording is meant: docstrings, annotations, decorators, the text of refusals, "
-        "f-strings, `__repr__` and `__str__`, `assert`, `strict=`, imports, `__all__`, "
-        "`if TYPE_CHECKING`, type names. Processes that tests start do not see a change.",
+        "Changed are operators, conditions, numbers, words, defaults, the order of arguments, "
+        "returned values and whole statements; not the wording of messages, and nothing that no "
+        "program could tell. Killed is of those that are not known to be equivalent; survivors and "
+        "equivalent ones are in `results/mutants.json`, with reasons.",
         "",
         *lines,
     ]
-    if results["equivalent"]:
-        told += ["", "Equivalent, and why:", ""]
-        told += [f"- {cell(name)}: {why}" for name, why in results["equivalent"].items()]
-    if results["survivors"]:
-        told += ["", "Survivors:", "", "| place | was | would be |", "|---|---|---|"]
-        for each in results["survivors"]:
-            place = f"{each['file']}:{each['line']}"
-            told.append(f"| {place} | {cell(each['was'])} | {cell(each['now'])} |")
     return "\n".join(told)
-
-
-def cell(code):
-    code = code if len(code) <= 90 else f"{code[:60]} ... {code[-25:]}"
-    return f"`` {code} ``".replace("|", "\\|")
 
 
 def main():
@@ -647,7 +637,7 @@ def main():
     spent = time.monotonic() - started
     results = summary(mutants, found, tests, everything, options, spent)
     for row in results["files"]:
-        print(row, *shares(row))
+        print(row, shares(row))
     if not options.dry:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         head, rest = DOCS.read_text().split(START)

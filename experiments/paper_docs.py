@@ -28,7 +28,6 @@ from paper_tables import (
     read_layers,
     read_published,
     read_reproduction,
-    replays,
     side_by_side,
     training_notes,
 )
@@ -78,7 +77,6 @@ def reproduction_parts(results, published, layers):
         "beyond": beyond(published),
         "networks": side.markdown() + notes_of(side),
         "tables": Table("", headings, listing).markdown(),
-        "replays": replayed(results).markdown(),
         "temperatures": Table(
             "",
             ("recipe", "least temperature", "greatest", "largest change besides"),
@@ -91,19 +89,6 @@ def reproduction_parts(results, published, layers):
 
 def notes_of(table):
     return "\n" + "".join(f"\n- [{key}] {text}" for key, text in table.notes)
-
-
-def replayed(results):
-    """The cells of every table that the paper's own logits give again."""
-    rows = []
-    for name, table in paper_tables().items():
-        for again in replays(results, table):
-            forms = again.headings[2:]
-            for where, cell, *values in again.rows:
-                value = dict(zip(forms, values, strict=True))
-                first = value.get("default") or value["above 0.80"]
-                rows.append((f"{name}: {where}", cell, first, value.get("reference", "-")))
-    return Table("", ("", "printed", "default", "reference"), tuple(rows))
 
 
 def leaked(results):

@@ -251,27 +251,25 @@ def recipes_of(networks):
     return [recipe for recipe in RECIPES if all(recipe in n["fitted"] for n in networks)]
 
 
-def by_strength(networks, metric):
-    """A metric of every recipe by strength: means over kinds and networks."""
+def by_strength(networks):
+    """NLL of every recipe by strength: means over kinds and networks."""
     rows = []
     for recipe in recipes_of(networks):
         cells = []
         for every in zip(*map(strengths_of, networks), strict=True):
-            if metric == "ece":
-                text = f"{100 * fmean(scores[recipe]['ece'] for scores in every):.2f}"
-            elif recipe == BASE:
+            if recipe == BASE:
                 text = f"{fmean(scores[recipe]['nll'] for scores in every):.4f}"
             else:
                 text = f"{fmean(relative(scores, recipe) for scores in every):+.2f} %"
-            cells.append(marked(text, every, recipe, metric))
+            cells.append(marked(text, every, recipe, "nll"))
         rows.append((f"`{recipe}`", *cells))
-    title = {"nll": f"NLL of `{BASE}`, and of the others against it", "ece": "ECE, %"}[metric]
+    title = f"NLL of `{BASE}`, and of the others against it"
     return grid((title, CLEAN, *map(str, STRENGTHS)), rows)
 
 
-def grid(headings, rows, words=1):
-    """A table whose first columns are words and the others numbers."""
-    numeric = [place >= words for place in range(len(headings))]
+def grid(headings, rows):
+    """A table whose first column is words and the others numbers."""
+    numeric = [place > 0 for place in range(len(headings))]
     return Table("", tuple(headings), tuple(rows)).markdown(numeric=numeric)
 
 
@@ -283,42 +281,12 @@ def accuracy_line(networks):
     return f"right on {first} % of them, and on {', '.join(rest)} % from strength 1 to 5"
 
 
-def by_kind(networks):
-    """How often each network is right, and NLL against BASE: means over strengths and networks."""
-    recipes = [recipe for recipe in recipes_of(networks) if recipe != BASE]
-    rows = []
-    for kind in networks[0]["kinds"]:
-        every = [one["scores"] for n in networks for one in n["sets"] if one["kind"] == kind]
-        right = f"{100 * fmean(scores[NONE]['accuracy'] for scores in every):.1f}"
-        cells = (f"{fmean(relative(scores, r) for scores in every):+.2f}" for r in recipes)
-        rows.append((kind, right, *cells))
-    return grid(("", "accuracy %", *(f"`{recipe}`" for recipe in recipes)), rows)
-
-
-def verdicts(networks):
-    """On how many damaged sets the interval finds each recipe better and worse than BASE."""
-    rows = []
-    for recipe in recipes_of(networks):
-        if recipe == BASE:
-            continue
-        every = [one["scores"] for n in networks for one in n["sets"] if one["strength"]]
-        cells = []
-        for metric in PAIRED:
-            words = [found_as(scores, recipe, metric) for scores in every]
-            cells += [str(words.count(word)) for word in ("better", "undecided", "worse")]
-        moved = fmean(scores[recipe]["accuracy"] - scores[BASE]["accuracy"] for scores in every)
-        rows.append((f"`{recipe}`", *cells, f"{100 * moved:+.2f}"))
-    words = ("better", "undecided", "worse")
-    headings = (f"{name} {word}" for name in ("NLL", "ECE") for word in words)
-    return grid(("", *headings, "accuracy, points"), rows)
-
-
 def image_part(dataset, networks):
     """Tables of the networks of one data set."""
     names = ", ".join(sorted({f"{n['network']} with {n['loss']}" for n in networks.values()}))
     found = list(networks.values())
     count = f"{len(found)} networks" if len(found) > 1 else "a network"
-    first, sets = found[0], len(found) * len(KINDS) * len(STRENGTHS)
+    first = found[0]
     rows = first["rows"]
     assert all(n["rows"] == rows for n in found), f"{dataset}: networks were scored on other rows"
     unfinished = [
@@ -332,41 +300,28 @@ def image_part(dataset, networks):
             f"**{dataset}**, {count} trained here ({names}): fitted on {rows['val']:,} clean val "
             f"images, scored on {part}{rows['of']:,} test images, {accuracy_line(found)}; means "
             f"over {len(KINDS)} kinds of damage.{''.join(unfinished)}",
-            by_strength(found, "nll"),
-            by_strength(found, "ece"),
+            by_strength(found),
             f"Bold: better than `{BASE}` by the paired interval (95 %, {first['resamples']} "
-            "resamples of the images) on every network; with a star: worse on every network. "
-            f"Of {sets} damaged sets:",
-            verdicts(found),
-            f"By kind, NLL against `{BASE}` in percent, means over the five strengths:",
-            by_kind(found),
+            "resamples of the images) on every network; with a star: worse on every network.",
         ]
     )
 
 
 def scope_part(results):
     """Questions out of scope: how sure each recipe is of them, means over the seeds of a head."""
-    rows, stories, cases = [], [], [c for c in results["cases"] if "scope" in c["recipes"][0]]
+    stories, cases = [], [c for c in results["cases"] if "scope" in c["recipes"][0]]
     for kind, title in (("mlp", "one hidden layer"), ("linear", "linear")):
-        same = [case for case in cases if case["head"] == kind]
-        found = [{(r["recipe"], r["mode"]): r for r in case["recipes"]} for case in same]
-        for key in found[0]:
-            if not all(key in recipes for recipes in found):
-                continue
-            every = [recipes[key]["scope"] for recipes in found]
-            means = [
-                100 * fmean(pick(scope[part]) for scope in every)
-                for part in ("in_scope", "out_of_scope")
-                for pick in (lambda told: told["mean"], lambda told: told["above"]["0.9"])
+        same = [case["recipes"] for case in cases if case["head"] == kind]
+        for recipe in (BASE, "sample"):
+            rows = [
+                row
+                for recipes in same
+                for row in recipes
+                if (row["recipe"], row["mode"]) == (recipe, "sequential")
             ]
-            order = [scope["auroc"] for scope in every]
-            nll = fmean(recipes[key]["metrics"]["nll"] for recipes in found)
-            if key[0] in (BASE, "sample"):
-                stories.append((title, nll, fmean(order), means[-1]))
-            told = (f"{nll:.4f}", *(f"{mean:.1f}" for mean in means), f"{fmean(order):.4f}")
-            rows.append((title, f"`{key[0]}`", *told, f"{min(order):.4f} to {max(order):.4f}"))
-    of = [f"{part}, {what}" for part in ("in scope", "out of scope") for what in ("mean", "> 0.9")]
-    headings = ("head", "recipe", "NLL in scope", *of, "AUROC", "over seeds")
+            sure = 100 * fmean(row["scope"]["out_of_scope"]["above"]["0.9"] for row in rows)
+            order = fmean(row["scope"]["auroc"] for row in rows)
+            stories.append((title, fmean(row["metrics"]["nll"] for row in rows), order, sure))
     compared = "; ".join(
         f"{was[0]}: NLL in scope {was[1]:.4f} and {now[1]:.4f}, AUROC {was[2]:.4f} and "
         f"{now[2]:.4f}, out of scope above 0.9 {was[3]:.1f} % and {now[3]:.1f} %"
@@ -374,13 +329,12 @@ def scope_part(results):
     )
     seeds, sizes = len({case["seed"] for case in cases}), results["sets"]["clinc150"]
     return (
-        f"**clinc150**, heads on a frozen sentence encoder ([example](examples.md)), fitted on "
+        f"**clinc150**, heads on a frozen sentence encoder ([example](text.md)), fitted on "
         f"{sizes['rows']['val']:,} questions in scope and asked {sizes['rows']['test']:,} others "
-        f"in scope and {sizes['out_of_scope']:,} that no intent covers. Confidence in percent, its "
-        f"mean and the share above 0.9; AUROC is how well it tells the two kinds apart; means over "
-        f"{seeds} seeds.\n\n" + grid(headings, rows, words=2) + "\n\n"
-        f"What fits questions in scope best is surer of the others too: `{BASE}` and `sample`, "
-        f"{compared}. Calibration in scope is no guard against what lies outside."
+        f"in scope and {sizes['out_of_scope']:,} that no intent covers; means over {seeds} seeds. "
+        f"AUROC is how well confidence tells the two kinds apart. What fits questions in scope "
+        f"best is surer of the others too: `{BASE}` and `sample`, {compared}. Calibration in scope "
+        "is no guard against what lies outside."
     )
 
 

@@ -28,8 +28,9 @@ GROUPS = {"shared": "shared packs", "held out": "held-out networks"}
 BOTH = "all"
 LEVEL = 0.05
 BASE, OURS = "temperature", ("auto", "sample")
-SHOWN = ("none", "vector", "svs", "ensemble", "parameterised", "clip | temperature", *OURS)
-TOLD = (500, 2500)  # sizes of the tables by pack, and those the bars are about
+SHOWN = ("none", "parameterised", "clip | temperature", *OURS)  # of the table by pack
+RIVALS = ("none", "temperature", "vector", "svs", "ensemble", "parameterised", "clip | temperature")
+TOLD = (500, 2500)  # sizes of the tables, and those the bars are about
 LOWER, WORSE = 0.01, 0.001  # what sample must gain over temperature, and may lose on a pack
 TIMES, SECONDS = 3.0, 10.0  # sample beside temperature, and auto on the demo pack
 NONE = "—"
@@ -311,65 +312,39 @@ def table(heads, rows):
     return Table("", tuple(heads), tuple(map(tuple, rows))).markdown()
 
 
-def titled(parts):
-    return "\n\n".join(f"{title}:\n\n{text}" for title, text in parts)
-
-
 def name(recipe):
     return f"`{recipe}`" if recipe != "none" else "none"
 
 
-def pack_table(study):
-    """What was studied."""
-    rows = []
-    for pack, found in study.packs.items():
-        sizes = [size for size in study.sizes if str(size) in study.results.get(pack, {})]
-        width = f"{found['features']:,}" if found["features"] else "logits alone"
-        scored = f"{study.test_rows(pack, sizes[0]):,} to {study.test_rows(pack, sizes[-1]):,}"
-        one = len({study.test_rows(pack, size) for size in sizes}) == 1
-        rows.append(
-            (
-                *(pack, GROUPS[found["group"]], f"{found['rows']:,}", str(found["classes"]), width),
-                *(f"{sizes[-1]:,}", f"{study.test_rows(pack, sizes[0]):,}" if one else scored),
-            )
-        )
-    heads = ("", "group", "rows", "classes", "features", "fit rows at most", "rows scored")
-    return table(heads, rows)
-
-
 def left_out(study):
-    """What was refused or given up, and where resplits are fewer: a line for each reason."""
-    places = {}  # recipe, reason -> pack -> sizes
+    """What was refused or given up: a line for each reason; and how many resplits others have."""
+    places, counts = {}, []  # recipe, reason -> packs
     for pack, of_pack in study.results.items():
-        for size, cells in of_pack.items():
+        for cells in of_pack.values():
             for recipe, kept in cells.items():
-                reason = why_not(recipe, kept, study.setting["resplits"])
+                reason = why_not(recipe, kept)
                 if reason:
-                    found = places.setdefault((recipe, reason), {})
-                    found.setdefault(pack, []).append(f"{int(size):,}")
+                    places.setdefault((recipe, reason), set()).add(pack)
+                else:
+                    counts.append(len(kept["nll"]))
     lines = {}
-    for (recipe, reason), found in places.items():
-        by_sizes = {}
-        for pack, sizes in found.items():
-            every = len(sizes) == len(study.results[pack])
-            at = "" if every else f" at {', '.join(sizes)} rows"
-            by_sizes.setdefault(at, set()).add(pack)
-        where = "; ".join(f"{told(packs, study)}{at}" for at, packs in by_sizes.items())
-        lines.setdefault((where, reason), []).append(name(recipe))
+    for (recipe, reason), packs in places.items():
+        lines.setdefault((told(packs, study), reason), []).append(name(recipe))
     reasons = [f"- {', '.join(who)} on {where}: {why}" for (where, why), who in lines.items()]
-    most = f"- Everything else on every pack: {study.setting['resplits']} resplits"
-    return "\n".join([most, *reasons])
+    whole = sum(count == study.setting["resplits"] for count in counts) / len(counts)
+    most = (
+        f"- The others: {study.setting['resplits']} resplits in {100 * whole:.0f} % of the fits, "
+        f"{min(counts)} at least (`{RESULTS.relative_to(ROOT)}`)"
+    )
+    return "\n".join([*reasons, most])
 
 
-def why_not(recipe, kept, resplits):
-    """Why a recipe was not fitted, or not as often as others; None where all is well."""
+def why_not(recipe, kept):
+    """Why a recipe was not fitted; None where it was."""
     if "refused" in kept:
         text = kept["refused"].removeprefix(recipe.partition(",")[0])
         return text.lstrip(": ").replace("\n", " ")
-    if "expensive" in kept:
-        return f"a fit takes more than {kept['expensive']:g} s"
-    few = len(kept["nll"]) < resplits
-    return f"{len(kept['nll'])} of {resplits} resplits" if few else None
+    return f"a fit takes more than {kept['expensive']:g} s" if "expensive" in kept else None
 
 
 def told(packs, study):
@@ -388,48 +363,11 @@ def told(packs, study):
     return ", ".join(sorted(packs))
 
 
-def rank_table(study, group):
-    """Mean ranks in NLL and in ECE at every size, by the mean over sizes in NLL."""
-    sizes = [size for size in study.sizes if study.of_group(group, size)]
-    found = {
-        (metric, size): mean_ranks(study, group, size, metric)
-        for metric in ("nll", "ece")
-        for size in sizes
-    }
-    best = {key: min(r for r, _ in ranks.values()) for key, ranks in found.items()}
-
-    def shown(recipe, key):
-        if recipe not in found[key]:
-            return NONE
-        rank, packs = found[key][recipe]
-        text = f"**{rank:.1f}**" if rank == best[key] else f"{rank:.1f}"
-        return text if packs == len(study.of_group(group, key[1])) else f"{text} ({packs})"
-
-    def order(recipe):
-        return fmean(found["nll", size].get(recipe, (1e3,))[0] for size in sizes)
-
-    recipes = sorted((r for r in study.recipes if any(r in f for f in found.values())), key=order)
-    heads = [f"{COLUMNS[metric].heading} {size:,}" for metric, size in found]
-    return table(("", *heads), [(name(r), *(shown(r, key) for key in found)) for r in recipes])
-
-
-def rank_parts(study):
-    parts = []
-    for group, words in (*GROUPS.items(), (BOTH, "all of them")):
-        counts = {size: len(study.of_group(group, size)) for size in study.sizes}
-        if any(counts.values()):
-            packs = ", ".join(
-                f"{count} at {size:,} rows" for size, count in counts.items() if count
-            )
-            parts.append((f"Mean ranks, {words} ({packs})", rank_table(study, group)))
-    return titled(parts)
-
-
 def tests(study):
     """Friedman's test and the critical difference by group and size, on complete recipes."""
     rows = []
     for group, words in (*GROUPS.items(), (BOTH, "all of them")):
-        for size in study.sizes:
+        for size in TOLD:
             packs = study.of_group(group, size)
             recipes = complete(study, packs, size)
             if len(packs) > 1 and len(recipes) > 2:
@@ -446,8 +384,8 @@ def p_text(p):
 
 
 def duels(study, size):
-    """Ours against every other recipe: packs won, and Wilcoxon's test over packs by Holm."""
-    columns, recipes = {}, [r for r in study.recipes if r not in OURS]
+    """Ours against others: packs won, and Wilcoxon's test over packs by Holm."""
+    columns, recipes = {}, [r for r in RIVALS if r in study.recipes]
     for own in OURS:
         found = {}
         for recipe in recipes:
@@ -481,33 +419,23 @@ def wilcoxon(apart):
     return float(stats.wilcoxon(apart).pvalue) if any(apart) else 1.0
 
 
-def by_pack(study, size, metric):
-    """Each shown recipe on each pack: NLL relative to temperature, or ECE less temperature's."""
+def by_pack(study, size):
+    """Each shown recipe on each pack: NLL relative to temperature."""
     recipes = [r for r in SHOWN if r in study.recipes]
     rows = []
     for pack in study.of_group(BOTH, size):
-        cells = [COLUMNS[metric].number(study.mean(pack, size, BASE, metric))]
+        cells = [COLUMNS["nll"].number(study.mean(pack, size, BASE, "nll"))]
         for recipe in recipes:
             if not study.ran(pack, size, recipe):
                 cells.append(NONE)
                 continue
-            find = relative if metric == "nll" else paired
-            mean, half = (100 * v for v in find(study, pack, size, recipe, BASE, metric=metric))
+            mean, half = (100 * v for v in relative(study, pack, size, recipe))
             text = f"{mean:+.2f} ± {half:.2f}"
             cells.append(f"**{text}**" if mean < -half else text)
-        held = " (held out)" if study.packs[pack]["group"] == "held out" else ""
-        rows.append((f"{pack}{held}", *cells))
-    return table(("", f"temperature, {COLUMNS[metric].unit}", *map(name, recipes)), rows)
-
-
-def by_pack_parts(study):
-    words = {"nll": "NLL relative to temperature, %", "ece": "ECE less temperature's, points"}
-    sizes = [size for size in TOLD if size in study.sizes]
-    return titled(
-        (f"{text}, {size:,} fit rows", by_pack(study, size, metric))
-        for metric, text in words.items()
-        for size in sizes
-    )
+        told = study.packs[pack]
+        held = ", held out" if told["group"] == "held out" else ""
+        rows.append((f"{pack} ({told['classes']} classes{held})", *cells))
+    return table(("", "temperature, NLL", *map(name, recipes)), rows)
 
 
 def scores(study, size):
@@ -519,15 +447,14 @@ def scores(study, size):
             continue
         nll = fmean(relative(study, pack, size, recipe)[0] for pack in packs)
         ece = fmean(paired(study, pack, size, recipe, BASE, "ece")[0] for pack in packs)
-        others = [
-            fmean(study.mean(p, size, recipe, m) - study.mean(p, size, BASE, m) for p in packs)
-            for m in ("adaptive_ece", "brier", "accuracy")
-        ]
-        texts = (f"{100 * value:+.2f}" for value in (nll, ece, *others))
+        moved = fmean(
+            study.mean(p, size, recipe, "accuracy") - study.mean(p, size, BASE, "accuracy")
+            for p in packs
+        )
+        texts = (f"{100 * value:+.2f}" for value in (nll, ece, moved))
         seconds = median(study.mean(pack, size, recipe, "seconds") for pack in packs)
         rows.append((name(recipe), str(len(packs)), *texts, f"{seconds:.2f}"))
-    heads = ("NLL, %", "ECE", "adaptive ECE", "Brier", "accuracy")
-    return table(("", "packs", *heads, "seconds"), rows)
+    return table(("", "packs", "NLL, %", "ECE", "accuracy", "seconds"), rows)
 
 
 def sections(study):
@@ -535,12 +462,10 @@ def sections(study):
     size = TOLD[-1]
     return {
         "bars": bar_table(study),
-        "packs": pack_table(study),
         "left out": left_out(study),
-        "ranks": rank_parts(study),
         "tests": tests(study),
         "duels": duels(study, size),
-        "differences": by_pack_parts(study),
+        "differences": by_pack(study, size),
         "scores": scores(study, size),
     }
 

@@ -453,19 +453,6 @@ def by_packs(part, size, words, base):
     return [over(cell, words, base) for cell in cells if words in cell]
 
 
-def form_rows(part):
-    """A row for each form, of both sizes."""
-    rows = []
-    for words in (OURS, *RECIPES, *FORMS, BIASED, *CHAINS):
-        base, ours = ([by_packs(part, n, words, other) for n in SIZES] for other in (BASE, OURS))
-        cells = [f"{figure(each):+.2f}" for figure in (fmean, max) for each in base]
-        cells += [f"{fmean(each):+.2f}" for each in ours]
-        cells += [f"{sum(round(one, 2) < 0 for one in each)} of {len(each)}" for each in ours]
-        named = f"`{words}`" if words in (OURS, *CHAINS) else words
-        rows.append((named, *(cells if words != OURS else [*cells[:4], *4 * [""]])))
-    return rows
-
-
 def rule_rows(part):
     """A row for each rule, of all sizes."""
     return [
@@ -481,9 +468,7 @@ def grid(headings, rows):
 INTRO = """\
 `sample` is z / T(x) + b e_top: five terms and an offset for each predicted class make T(x). Here
 are other forms, fitted the same way on the same resplits, {reps} of each of the {packs} packs with
-features (half as many of one with 1,000 classes, and half of those for the last {slow} lines).
-"Terms" are those of `sample` with other names in them; "and" is all of `sample` with something
-more. NLL in percent, means over packs; a pack counts as better from 0.01 % on.
+features; NLL in percent over that of `sample`, means over packs. `results/variants.json` has more.
 
 Kept are all five terms (norm and energy alone: {pair} % at {few} and {many} rows), and both the
 offsets and b, which pay most once there are rows to learn them from (neither: {bare} %). A further
@@ -501,20 +486,16 @@ RULES_INTRO = """\
 def page_part(results):
     """All between the markers."""
     forms, rules, setting = results["forms"], results["rules"], results["setting"]
-    few, many = (f"{size:,} rows" for size in SIZES)
 
     def told(words):
         return " and ".join(f"{fmean(by_packs(forms, size, words, OURS)):+.2f}" for size in SIZES)
 
-    headings = ("form", f"over `{BASE}`, {few}", many, f"worst pack, {few}", many)
-    headings += (f"over `{OURS}`, {few}", many, f"packs better than `{OURS}`, {few}", many)
     rule_sizes = [f"{size:,} rows" for size in RULE_SIZES]
     said = {key: told(words) for key, words in TOLD.items()}
     sizes = {"few": f"{SIZES[0]:,}", "many": f"{SIZES[1]:,}", "packs": len(forms)}
     return "\n\n".join(
         [
-            INTRO.format(reps=setting["resplits"], slow=len(CHAINS), **sizes, **said),
-            grid(headings, form_rows(forms)),
+            INTRO.format(reps=setting["resplits"], **sizes, **said),
             RULES_INTRO.format(reps=setting["rule_resplits"], packs=", ".join(sorted(rules))),
             grid(("rule", *rule_sizes), rule_rows(rules)),
         ]

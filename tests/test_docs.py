@@ -5,18 +5,26 @@ import inspect
 import json
 import multiprocessing
 import re
+import shlex
+import sys
+import types
 import warnings
 from collections import OrderedDict
 from pathlib import Path
 
+import click
+import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import featcal
+from featcal.cli.app import group
 from featcal.core.fit import ece
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def script(path):
@@ -88,33 +96,52 @@ def test_the_recipes_of_the_documents_can_be_read():
 
 
 @pytest.mark.no_cover
-def test_the_readme_runs(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_the_readme_and_the_quickstart_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     body = nn.Sequential(nn.Linear(6, 16), nn.ReLU())
     model = nn.Sequential(OrderedDict(body=body, fc=nn.Linear(16, 3)))
     x = torch.randn(300, 6)
     with torch.no_grad():
+        features = body(x)
         logits = model(x)
         labels = (logits + torch.randn(300, 3)).argmax(1)
     probs = torch.rand(300, 3).softmax(1)
+    weight, bias = (value.detach() for value in model.fc.parameters())
     names = {
         **{"model": model, "x": x, "val_loader": [(x, labels)], "labels": labels},
-        **{"test_loader": [(x, labels)]},
+        **{"test_loader": [(x, labels)], "np": np, "weight": weight, "bias": bias},
         **{"probs": probs, "logits": probs.log(), "probs_a": probs, "probs_b": probs},
         **{"labels_a": labels, "labels_b": labels, "featcal": featcal},
         **{"val_logits": logits, "val_labels": labels, "test_logits": logits},
+        **{"val_features": features, "test_features": features, "test_labels": labels},
         **{"p": probs[:, 1], "positive": labels == 1},
     }
-    ran = 0
-    for block in python_blocks("README.md"):
-        if "=...," in block:  # the shape of a call, with the user's own arrays to fill in
-            continue
-        exec(compile(block, "README.md", "exec"), {**names})
-        ran += 1
-    assert ran == 5
+    first, *others = python_blocks("README.md") + python_blocks("docs/quickstart.md")
+    assert others[0] == first  # it need not run twice
+    for block in others:
+        exec(compile(block, "quickstart.md", "exec"), {**names})
+    assert len(others) == 6
     assert (tmp_path / "cal.safetensors").is_file()
     assert (tmp_path / "model.onnx").is_file()
+    assert sorted(featcal.import_files("mine.npz", "mine").manifest.splits) == ["test", "val"]
+
+
+@pytest.mark.no_cover
+def test_every_snippet_of_the_page_on_two_classes_runs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)).eval()
+    x = torch.randn(300, 6)
+    p = (3 * model(x)).sigmoid().detach()[:, 0]
+    y = torch.bernoulli(p).long()
+    names = {"model": model, "x": x, "val_loader": [(x, y)], "test_loader": [(x, y)]}
+    names |= {"val_p": p.numpy(), "val_labels": y.numpy(), "test_p": p.numpy()}
+    names |= {"test_labels": y.numpy()}
+    for block in python_blocks("docs/binary.md"):
+        exec(compile(block, "binary.md", "exec"), names)
+    assert names["calibrated"](x).shape == (300, 1)
+    assert names["test_p"].shape == (300,)
 
 
 def use_scale():
@@ -225,3 +252,126 @@ def test_files_that_pages_name_are_there():
         if not any((r / path).exists() for r in (ROOT, ROOT / "src/featcal"))
     ]
     assert not missing
+
+
+def test_the_function_for_collect_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = python_blocks("docs/cli.md")
+    torch.save(nn.Linear(2, 3).state_dict(), "weights.pt")
+    rows = torch.utils.data.TensorDataset(torch.randn(9, 2), torch.arange(9) % 3)
+    names = {"torch": torch, "MyNet": lambda: nn.Linear(2, 3), "val_set": rows, "test_set": rows}
+    exec(block, names | {"DataLoader": torch.utils.data.DataLoader}, names)
+    names["build"].__globals__.update(names)
+    model, loaders = names["build"]()
+    assert {name: len(featcal.collect(model, one)) for name, one in loaders.items()} == {
+        "val": 1,
+        "test": 1,
+    }
+
+
+class Blocks(dict):
+    """What the bridge asks of a data set of Ray's, in one process; test_ray.py has a cluster."""
+
+    columns = dict.keys
+
+    def map_batches(self, work, **options):
+        return Blocks(work(self))
+
+    def iter_rows(self):
+        return (dict(zip(self, row, strict=True)) for row in zip(*self.values(), strict=True))
+
+
+def test_the_snippet_on_ray_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(OrderedDict(body=nn.ReLU(), fc=nn.Linear(6, 3)))
+    x = torch.rand(200, 6)
+    logits, y = model(x).detach().numpy(), torch.arange(200).numpy() % 3
+    rows = Blocks(logits=4 * logits, label=y)
+    data = types.SimpleNamespace(read_parquet=lambda path: rows)
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(data=data))
+    names = {"featcal": featcal, "dataset": Blocks(embedding=x.numpy(), y=y), "model": model}
+    (block,) = [one for one in python_blocks("docs/bridges.md") if "import ray" in one]
+    exec(block, names)
+    assert repr(names["calibrator"]) == "clip | temperature"
+
+
+RUN_BY = {  # who runs the Python of a page
+    "tests/test_docs.py": "README quickstart binary models multi-label segmentation cli "
+    "adding-a-method",
+    "tests/test_examples.py": "vision text",
+    "tests/bridges/test_sklearn.py": "sklearn",
+    "tests/bridges/conftest.py": "bridges",
+    "tests/analysis/test_base.py": "analysis",
+    "tests/cli/test_cli_files.py": "files",
+    "tests/cli/test_cli_train.py": "training",
+    "tests/datasets/test_page.py": "datasets",
+    "tests/export/test_export_docs.py": "export",
+    "tests/losses/test_losses_docs.py": "losses",
+    "tests/networks/test_networks_page.py": "networks",
+    "tests/page/test_html.py": "report",
+    "tests/theory/test_theory_docs.py": "theory",
+}
+
+
+def test_every_page_with_code_is_run_by_a_test():
+    pages = {page.stem for page in (*PAGES, ROOT / "README.md") if "```python" in page.read_text()}
+    assert pages == {name for names in RUN_BY.values() for name in names.split()}
+
+
+def test_every_block_says_what_it_is_and_every_command_is_one():
+    """Options and commands are known; nothing is run, and no file is looked for."""
+    for page in (*PAGES, ROOT / "README.md"):
+        blocks = re.findall(r"^```(.*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        assert all(kind for kind, _ in blocks), page.name
+        shell = "\n".join(text for kind, text in blocks if kind == "bash").replace("\\\n", " ")
+        for line in re.findall(r"^(?:.* -m )?featcal (.*)$", shell, re.MULTILINE):
+            context = click.Context(group)
+            words = shlex.split(line, comments=True)
+            command = group.get_command(context, words.pop(0))
+            while isinstance(command, click.Group):
+                command = command.get_command(context, words.pop(0))
+            assert command is not None, line
+            command.make_parser(click.Context(command)).parse_args(words)  # or it raises
+
+
+# --- the site -------------------------------------------------------------------------------------
+
+MADE = {"index.md", "contributing.md", "changelog.md", "cli-reference.md", "api.md"}  # by hooks.py
+
+
+def prose(path):
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub and mkdocs make them."""
+    words = re.findall(r"^#+ (.*)$", prose(path), re.MULTILINE)
+    return {
+        re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", one.lower())).strip("-") for one in words
+    }
+
+
+def test_the_site_has_every_page_and_no_other():
+    def leaves(entry):
+        if isinstance(entry, str):
+            return [entry]
+        found = entry.values() if isinstance(entry, dict) else entry
+        return [leaf for one in found for leaf in leaves(one)]
+
+    nav = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+    assert sorted(nav) == sorted({path.name for path in PAGES} | MADE)
+
+
+def test_every_link_leads_somewhere():
+    broken = []
+    for page in [*PAGES, *ROOT.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+            path, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            goal = page.parent / path if path else page
+            if not goal.exists() or (anchor and anchor not in anchors(goal)):
+                broken.append((page.name, target))
+    assert not broken

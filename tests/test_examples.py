@@ -25,7 +25,7 @@ data = importlib.import_module("intent_data")
 model = importlib.import_module("intent_model")
 scope = importlib.import_module("scope")
 
-PAGE = pages.DOCS.read_text()
+SHOWN = {name: path.read_text() for name, path in pages.PAGES.items()}
 MAKERS = {"imagenet": imagenet.parts, "text": text.parts}
 
 
@@ -33,16 +33,16 @@ MAKERS = {"imagenet": imagenet.parts, "text": text.parts}
 
 
 def test_the_page_shows_its_result_files_and_pictures():
-    made = {}
+    shown = []
     for name, parts in MAKERS.items():
-        made |= parts(pages.read_results(name))
-    assert pages.fill(PAGE, made) == PAGE
-    assert sorted(re.findall(r"<!-- (.+): made by make examples -->", PAGE)) == sorted(made)
-    shown = re.findall(r"!\[(.+?)\]\((images/.+?\.png)\)", PAGE)
+        page, made = SHOWN[name], parts(pages.read_results(name))
+        assert pages.fill(page, made) == page
+        assert sorted(re.findall(r"<!-- (.+): made by make examples -->", page)) == sorted(made)
+        shown += re.findall(r"!\[(.+?)\]\((images/.+?\.png)\)", page)
     assert len(shown) == 4
     for words, path in shown:
         assert len(words) > 30, f"{path} needs words for those who do not see it"
-        assert (pages.DOCS.parent / path).stat().st_size < 300_000
+        assert (ROOT / "docs" / path).stat().st_size < 300_000
 
 
 def test_every_recipe_was_fitted_on_val_and_chosen_there():
@@ -128,8 +128,8 @@ def test_what_the_page_says_of_questions_out_of_scope_is_so():
 # --- the code of the page ------------------------------------------------------------------------
 
 
-def python_blocks():
-    return re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+def python_blocks(name):
+    return re.findall(r"```python\n(.*?)```", SHOWN[name], flags=re.DOTALL)
 
 
 class Network(nn.Module):
@@ -157,7 +157,10 @@ def test_the_code_for_the_network_runs(tmp_path, monkeypatch, capsys):
     layer = {key: value.detach().numpy() for key, value in network._fc.named_parameters()}
     np.savez("imagenet5k-efficientnet_lite0.npz", **arrays, **layer)
     names = {"network": network, "photos": torch.rand(4, 3, 1, 2)}
-    exec(compile(python_blocks()[0], "docs/examples.md", "exec"), names)
+    rows = [(torch.rand(60, 3, 1, 2) * 4, torch.arange(60) % 3)]
+    names |= {"model": network, "val_loader": rows, "test_loader": rows}
+    for block in python_blocks("imagenet"):
+        exec(compile(block, "docs/vision.md", "exec"), names)
     assert type(names["calibrated"]) is Network
     assert "no prediction changed" in capsys.readouterr().out
     assert (tmp_path / "lite0.onnx").is_file()
@@ -204,7 +207,8 @@ def test_the_code_for_the_questions_runs(encoder, tmp_path, monkeypatch, capsys)
     val_loader = model.loader(Words(), questions())
     words = {k: v for k, v in next(iter(val_loader)).items() if k != "labels"}
     names = {"model": network, "val_loader": val_loader, "words": words}
-    exec(compile(python_blocks()[1], "docs/examples.md", "exec"), names)
+    (block,) = python_blocks("text")
+    exec(compile(block, "docs/text.md", "exec"), names)
     assert names["act"].dtype == torch.bool
     assert "no prediction changed" in capsys.readouterr().out
 

@@ -30,7 +30,7 @@ from featcal import InputError
 from featcal.arrays import Calibrated
 from featcal.bridges.sklearn import Scores
 
-DOCS = Path(__file__).parents[2] / "docs" / "bridges.md"
+DOCS = Path(__file__).parents[2] / "docs" / "sklearn.md"
 
 COLUMNS = "3 classes and 2 columns: no column for the third class"
 PIPELINE = "of every Pipeline: it fits its steps in place"

@@ -91,7 +91,7 @@ def test_the_page_on_files_can_be_copied(tmp_path, monkeypatch):
         shards.add((tmp_path / f"pack{number}" / "val-00000.safetensors").read_bytes())
     assert len(shards) == 1
     assert number == 4
-    for number, block in enumerate(re.findall(r"```\n(label,.*?)```", text, flags=re.DOTALL)):
+    for number, block in enumerate(re.findall(r"```text\n(label,.*?)```", text, flags=re.DOTALL)):
         (tmp_path / f"t{number}.csv").write_text(block)
         done("pack", "import", f"t{number}.csv", "-o", f"table{number}")
     assert number == 1
