@@ -131,14 +131,6 @@ def test_tables_sort_by_click_and_by_key(opened):
         assert [name for name in shown if name in order] == order
 
 
-def test_another_recipe_can_be_shown_after(opened):
-    before = bars_of(opened, "chart-after")
-    Select(opened.find_element(By.ID, "after")).select_by_visible_text("none")
-    assert bars_of(opened, "chart-after") != before
-    assert bars_of(opened, "chart-after") == bars_of(opened, "chart-before")
-    assert "nothing is changed" in text_of(opened, "after-name")
-
-
 def test_every_class_has_its_diagram(opened, content):
     chosen, before = Select(opened.find_element(By.ID, "class")), content.classes[0]
     assert [one.text for one in chosen.options] == [before.names[one] for one in before.worst()]
@@ -153,6 +145,14 @@ def test_every_class_has_its_diagram(opened, content):
         )
         assert f"gap of {100 * float(before.overconfidence[place]):+.1f} points" in told
     assert bars_of(opened, "chart-class-after") != bars_of(opened, "chart-class-before")
+
+
+def test_another_recipe_can_be_shown_after(opened):
+    before = bars_of(opened, "chart-after")
+    Select(opened.find_element(By.ID, "after")).select_by_visible_text("none")
+    assert bars_of(opened, "chart-after") != before
+    assert bars_of(opened, "chart-after") == bars_of(opened, "chart-before")
+    assert "nothing is changed" in text_of(opened, "after-name")
 
 
 def test_everything_can_be_reached_by_keyboard(opened):
