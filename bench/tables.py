@@ -76,7 +76,11 @@ def growth(body):
 
 
 def gpu(body):
-    fits = [key for key, value in body["problems"][0].items() if "products" in (value or ())]
+    fits = [
+        key
+        for key, value in body["problems"][0].items()
+        if isinstance(value, dict) and "products" in value
+    ]
     rows = []
     for one in body["problems"]:
         size = f"{one['rows']:,} x {one['features']} -> {one['classes']:,}"

@@ -341,3 +341,12 @@ def test_files_of_several_labels_become_a_pack(pack, tmp_path, capsys):
     assert run("compare", tmp_path / "two", *asked) == 0
     told = json.loads(capsys.readouterr().out.split("Wrote", 1)[1].split("\n", 1)[1])
     assert told["rows"][1]["macro"]["ece"] < told["rows"][0]["macro"]["ece"]
+
+
+def test_a_given_value_holds_for_all_labels_and_is_no_fresh_start():
+    given = parse("all_labels(temperature(temperature=2))")
+    assert not given.fresh
+    z = torch.randn(4, 3)
+    assert torch.equal(given.transform(z), z / 2)
+    with pytest.raises(InputError, match="give all_labels"):
+        parse("per_label(temperature(temperature=2))")

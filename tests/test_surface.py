@@ -394,3 +394,15 @@ def test_a_data_set_is_found_in_the_folder_of_its_name(tmp_path):
     found = load_images("cifar100", tmp_path / "data")
     assert (len(found.train), len(found.test)) == (2, 1)
     assert found.train.labels.tolist() == [7, 7]
+
+
+def test_evidence_of_a_fit_that_changes_nothing_shows_no_other_fit():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).eval()
+    x = torch.randn(600, 4)
+    y = (net(x) - (-torch.rand(600, 3).log()).log()).argmax(1)
+    model = featcal.calibrate(net, [(x, y)], "auto")
+    if model.calibration.report.noop:
+        assert model.calibration.comparison is None
+        assert "Nothing was changed" in str(model.calibration)
+    assert model.calibration.report.noop == torch.equal(model(x), net(x))

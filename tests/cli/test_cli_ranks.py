@@ -143,7 +143,7 @@ def test_a_joint_fit_waits_for_the_others_a_few_times(pack, tmp_path):
             told.append(dist.active())
             return real(values, operation)
 
-        dist._reduced = counted
+        dist._reduced, fit.FEW_NUMBERS = counted, 2**24
         app._leave = lambda code: print("waited", sum(told))
 
     cal = tmp_path / "cal.safetensors"
@@ -235,9 +235,9 @@ def test_a_killed_process_ends_the_job_with_one_sentence_and_no_file(pack, tmp_p
         *(3, tmp_path, "fit", pack, "clip | temperature", "-o", out / "cal"), change=killed
     )
     assert [code for code, _ in told] == [2, 2, -signal.SIGKILL]
-    said = [words for _, words in told if words]
+    said = {words for _, words in told if words}  # one or all of those that are left
     assert len(said) == 1
-    assert said[0].startswith("Error: another process of this job has ended: see what it said")
+    assert said.pop().startswith("Error: another process of this job has ended: see what it said")
     assert tree(out) == {}
 
 

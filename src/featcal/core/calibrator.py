@@ -185,7 +185,7 @@ class Calibrator(nn.Module, ABC):
                 part.report = None
         for step in steps:
             if step.warning:
-                warnings.warn(step.warning, CalibrationWarning, stacklevel=4)
+                warnings.warn(step.warning, CalibrationWarning, stacklevel=5)
         return self
 
     def _wrong_labels(self) -> str:

@@ -608,7 +608,7 @@ def applied(step: Calibrator, problem: Problem) -> list[StepReport]:
     names = (f"{step.symbols.get(key, key)} = {value:.4g}" for key, value in step.fixed.items())
     told, (before, now) = f"{', '.join(names)} as given, not fitted", losses
     rise = f"{problem.loss.name} rises from {before:.4f} to {now:.4f} on the fit split"
-    warning = f"{told}: {rise}" if now > before else ""
+    warning = f"{told}: {rise}" if now > before + 1e-6 else ""
     values, ended = dict(step.fixed), (True, warning or told, warning, {"fixed": True})
     return [StepReport(step.name, values, False, before, now, *ended)]
 

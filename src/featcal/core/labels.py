@@ -43,6 +43,7 @@ from featcal.core.fit import (
     measure,
     run_steps,
 )
+from featcal.core.sample import first_row
 from featcal.heads.head import head_logits, linear_of, linear_view
 
 
@@ -101,7 +102,10 @@ class Labels(Calibrator):
                 name for name, one in METHODS.items() if _suits(one) and not (own and one.alone)
             )
             raise InputError(f"{self.name} has no use for {step!r}: give {', '.join(known)}")
+        if own and step.fixed:
+            raise InputError(f"per_label: {step!r} is one value for all: give all_labels({step!r})")
         self._step, self.own = (step,), own  # a plain tuple: what is inside is no child
+        self.fixed = dict(step.fixed)
         self.reset()
         self.needs_features = step.any_head and step.needs_features
         self.keeps_accuracy, self.alone, self.many = step.keeps_accuracy, step.alone, step.many
@@ -160,7 +164,7 @@ class Labels(Calibrator):
             return [_merged([self._one(problem, label) for label in range(len(self.parts))])]
         (part,) = self.parts
         if not self.step.any_head:
-            rows = Answers(problem.data)
+            rows = Answers(problem.data, first=first_row(problem.data))
             rows_of, samples = problem.facts.judged, problem.facts.samples
             facts = replace(
                 problem.facts, rows=rows_of, groups=samples, classes=2, width=0, several=False

@@ -20,12 +20,20 @@ from featcal.core.batch import Batch, Data, joined, stored_logits, unchecked
 
 def row_hash(values: Tensor) -> Tensor:
     """A well mixed number from 0 to 2^32 - 1 for each row of values (n, ...), (n,) int64."""
-    return _mixed(values.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64))
+    return mixed(values.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64))
 
 
-def _mixed(numbers: Tensor) -> Tensor:
+def mixed(numbers: Tensor) -> Tensor:
     """Fibonacci hashing: the high bits come out well mixed, those of a count evenly spread."""
     return (numbers * -7046029254386353131 >> 32) & 0xFFFFFFFF
+
+
+def first_row(data: Data) -> int:
+    """How many rows lie on the ranks before this one."""
+    if not dist.active():
+        return 0
+    sizes = dist.gather(torch.tensor([sum(map(len, data))]))
+    return int(sizes[: dist.rank()].sum())
 
 
 def fold_of(batch: Batch, folds: int, share: int = 1) -> Tensor:
@@ -43,7 +51,7 @@ def fold_of(batch: Batch, folds: int, share: int = 1) -> Tensor:
     by_row = row_hash(stored_logits(batch).bfloat16())
     if batch.groups is None:
         return by_row * (folds * share) >> 32
-    fold = _mixed(batch.groups) * folds >> 32
+    fold = mixed(batch.groups) * folds >> 32
     return fold.where(by_row * share >> 32 == 0, folds)
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
+from featcal.core import dist
 from featcal.core.batch import Batch, Head
 from featcal.core.checks import InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked
@@ -272,6 +273,8 @@ def _new_rows(
     samples = done if groups is None else int(groups[-1])
     for first, inputs, labels in _batches_left(collector, loader, samples):
         batch = collector.one(inputs, labels, first)
+        if batch.groups is not None and dist.world() > 1:  # their samples would get wrong numbers
+            raise InputError("pixels and tokens are collected by one process: leave out torchrun")
         start = first if batch.groups is None else end
         if groups is not None and first <= samples:
             start = int(torch.searchsorted(groups, first))

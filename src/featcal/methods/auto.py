@@ -246,7 +246,8 @@ def sampled(problem: Problem) -> tuple[Batch, Tensor]:
     if not parts:  # a process without rows
         empty = torch.zeros(0, 1, device=facts.device)
         labels, logits = empty[:, 0].long(), empty.expand(0, facts.classes)
-        return unchecked(logits, labels, empty.expand(0, facts.width)), labels
+        features = empty.expand(0, facts.width) if facts.width else None
+        return unchecked(logits, labels, features), labels
     return joined(parts), torch.cat(groups)
 
 

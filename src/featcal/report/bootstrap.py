@@ -35,6 +35,7 @@ from featcal.core.batch import Data, Head, bin_edges, bin_index, predicted, raw_
 from featcal.core.checks import ArgumentError, InputError, whole_number
 from featcal.core.fit import plain
 from featcal.core.progress import calm, tell
+from featcal.core.sample import first_row
 from featcal.metrics import Ordered, Predictions
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.ordered import INTERVALS, SMALLEST_WIDTH, series_terms, smoothed_area
@@ -208,14 +209,6 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
     step = max(1, MATRIX // width)
     for start in range(0, rows, step):
         yield slice(start, start + step)
-
-
-def first_row(data: Data) -> int:
-    """How many rows lie on the ranks before this one."""
-    if not dist.active():
-        return 0
-    sizes = dist.gather(torch.tensor([sum(map(len, data))]))
-    return int(sizes[: dist.rank()].sum())
 
 
 # --- replicates ---

@@ -22,7 +22,7 @@ from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import suited
 from featcal.core.memory import Size, under_cap
 from featcal.core.progress import track
-from featcal.core.sample import Folds
+from featcal.core.sample import Folds, first_row
 from featcal.core.text import NONE, parse
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head, linear_view
@@ -39,7 +39,6 @@ from featcal.report.bootstrap import (
     Resamples,
     checked_resamples,
     checked_seed,
-    first_row,
     interval,
     marks,
 )

@@ -10,7 +10,7 @@ from featcal.core.batch import Batch, Data, Head
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import FitReport, Mode
-from featcal.core.sample import row_hash
+from featcal.core.sample import mixed, row_hash
 from featcal.core.show import html_text
 from featcal.core.text import NONE
 from featcal.metrics.columns import columns
@@ -33,8 +33,8 @@ class Evidence:
     Attributes:
         recipe: what was fitted.
         report: how.
-        comparison: the network as it is and the recipe, with 95 % intervals; None where there are
-            too few rows to leave any out.
+        comparison: the network as it is and the recipe, with 95 % intervals; None where nothing was
+            changed, or where there are too few rows to leave any out.
     """
 
     recipe: str
@@ -64,6 +64,8 @@ class Evidence:
         """
         report, made = calibrator.report, calibrator.outcome()
         assert report is not None
+        if report.noop:  # a fit of the same recipe to fewer rows would be another one
+            return cls(NONE, report)
         recipe = repr(made)
         if test is not None:
             rows = tuple(
@@ -71,6 +73,10 @@ class Evidence:
                 for name, one in ((NONE, None), (recipe, made))
             )
             settings = settings_of(mode, resamples=RESAMPLES, baseline=NONE)
+            groups = (batch.groups for batch in test if batch.groups is not None)
+            scores = rows[0].scores
+            samples = len({number for group in groups for number in group.tolist()})
+            settings["drawn"]["samples"] = samples or (scores.samples if scores.labels else None)
             found = Comparison(rows, (None, 0), settings)
             return cls(recipe, report, found)
         work, folds = report.rows * report.classes * max(report.features // 256, 1), FOLDS
@@ -130,7 +136,9 @@ class Evidence:
         told = fitted_text([self.report])
         values = f" ({told})" if told else ""
         parts = [f"{self.recipe}{values}, fitted on {self.report.rows:,} rows"]
-        if self.comparison is None:
+        if self.report.noop:
+            parts.append("Nothing was changed: the model answers as before.")
+        elif self.comparison is None:
             parts.append("Too few rows to leave any out: score it on others, featcal.evaluate.")
         elif self.report.choice and self.comparison.settings["folds"]:
             parts.append("The recipe was chosen by these rows too: expect a little less on others.")
@@ -145,5 +153,5 @@ def _half(data: Iterable[Batch]) -> Iterable[Batch]:
     for batch in data:
         held = batch.logits if batch.features is None else batch.features
         assert held is not None
-        by = row_hash(held.bfloat16()) if batch.groups is None else batch.groups
+        by = row_hash(held.bfloat16()) if batch.groups is None else mixed(batch.groups)
         yield batch.rows(by % 2 == 0)

@@ -28,6 +28,7 @@ from featcal.core.fit import Facts, evaluating, plain, survey
 from featcal.core.labels import Answers
 from featcal.core.memory import Size, under_cap
 from featcal.core.progress import calm
+from featcal.core.sample import first_row
 from featcal.core.show import html_table
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
@@ -41,7 +42,6 @@ from featcal.report.bootstrap import (
     Interval,
     Resamples,
     checked_resamples,
-    first_row,
     metric_interval,
 )
 
