@@ -74,3 +74,10 @@ else:
     raise AssertionError
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_part_is_there_right_after_the_import():
+    """In a process of its own: here other tests have imported them by name."""
+    parts = "report", "data", "metrics", "analysis", "export", "train"
+    code = f"import featcal; [getattr(featcal, name) for name in {parts}]; featcal.report.__call__"
+    subprocess.run([sys.executable, "-c", code], check=True)

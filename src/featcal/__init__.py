@@ -44,8 +44,8 @@ __all__ = [
 
 # Found as attributes like the rest, and loaded when somebody asks: import featcal stays quick.
 LATER = (
-    *("analysis", "arrays", "bridges", "datasets", "export", "losses", "metrics", "models"),
-    *("theory", "train"),
+    *("analysis", "arrays", "bridges", "data", "datasets", "export", "heads", "io", "losses"),
+    *("methods", "metrics", "models", "report", "theory", "train"),
 )
 
 

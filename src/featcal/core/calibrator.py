@@ -50,7 +50,7 @@ from featcal.core.fit import (
 )
 from featcal.core.memory import Size, under_cap
 from featcal.core.progress import FEW_LARGE, calm
-from featcal.core.show import html_table
+from featcal.core.table import html_table
 from featcal.heads.head import CalibratedHead, as_head, head_logits
 
 METHODS: dict[str, type[Calibrator]] = {}

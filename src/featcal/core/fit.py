@@ -38,8 +38,8 @@ from featcal.core.batch import (
 )
 from featcal.core.checks import Elsewhere, InputError, check_batch, check_same
 from featcal.core.sample import Folds
-from featcal.core.show import html_table
 from featcal.core.stored import made
+from featcal.core.table import html_table
 
 if TYPE_CHECKING:
     from featcal.core.calibrator import Calibrator

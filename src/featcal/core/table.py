@@ -1,15 +1,18 @@
-"""A table of text that prints as a terminal's blocks or as Markdown.
+"""Tables of text: as a terminal's blocks, as Markdown, and as the HTML that notebooks show.
 
 Nothing here needs torch: what prints only text answers at once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import final
 
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
+MARKS = {r"\*\*(.+?)\*\*": r"<b>\1</b>", "`([^`]+)`": r"<code>\1</code>"}  # in HTML
 BORDER = 3  # what a column costs besides its text: a line and a space on either side
 
 
@@ -98,3 +101,30 @@ def _numeric(cells: Iterable[str]) -> bool:
     """Whether a column is one of numbers, which stand best at the right."""
     shown = (cell.lstrip("*") for cell in cells)
     return all(cell[:1] in "-0123456789" or cell.startswith(("n/a", "inf")) for cell in shown)
+
+
+def html_text(text: str) -> str:
+    """Text for a page: nothing in it acts there, but **bold** and `code` are so.
+
+    >>> html_text("**c** < `1`")
+    '<b>c</b> &lt; <code>1</code>'
+    """
+    text = escape(text)
+    for pattern, tag in MARKS.items():
+        text = re.sub(pattern, tag, text)
+    return text
+
+
+def html_table(
+    headings: Sequence[str], rows: Iterable[Sequence[str]], *, above: str = "", below: str = ""
+) -> str:
+    """A table with a line of text above it and one below."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html_text(one)}</{tag}>" for one in cells) + "</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    head = f"<thead>{line(headings, 'th')}</thead>" if any(headings) else ""
+    parts = (above, f"<table>{head}<tbody>{body}</tbody></table>", below)
+    told = [parts[1] if one is parts[1] else f"<p>{html_text(one)}</p>" for one in parts if one]
+    return "".join(told)

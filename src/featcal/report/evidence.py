@@ -11,7 +11,7 @@ from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
 from featcal.core.fit import FitReport, Mode
 from featcal.core.sample import mixed, row_hash
-from featcal.core.show import html_text
+from featcal.core.table import html_text
 from featcal.core.text import NONE
 from featcal.metrics.columns import columns
 from featcal.report.compare import Comparison, Row, compare, settings_of

@@ -29,7 +29,7 @@ from featcal.core.labels import Answers
 from featcal.core.memory import Size, under_cap
 from featcal.core.progress import calm
 from featcal.core.sample import first_row
-from featcal.core.show import html_table
+from featcal.core.table import html_table
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
 from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums

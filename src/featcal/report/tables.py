@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from featcal.core.calibrator import METHODS
 from featcal.core.fit import FitReport, StepReport
-from featcal.core.show import html_table
 from featcal.core.table import Table as Table
-from featcal.core.table import spelled
+from featcal.core.table import html_table, spelled
 from featcal.metrics.columns import COLUMNS, Column, columns
 from featcal.report.bootstrap import FEW_WRONG, UNKNOWN, Difference, Interval
 
