@@ -405,3 +405,11 @@ def test_evidence_of_a_fit_that_changes_nothing_shows_no_other_fit():
     assert torch.equal(model(x), net(x))
     assert model.calibration.comparison is None
     assert "Nothing was changed" in str(model.calibration)
+
+
+def test_scores_and_the_page_print_a_line(tmp_path):
+    page = featcal.report(featcal.demo_pack(), path=tmp_path / "page.html", recipes=["temperature"])
+    assert len(repr(page)) < 400
+    scores = page.comparison[0].scores
+    assert len(repr(scores)) < 200
+    assert "accuracy" in repr(scores)

@@ -50,7 +50,7 @@ WARM = "clip | temperature"
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Content:
     """Everything on the page.
 
@@ -77,6 +77,9 @@ class Content:
     sweeps: tuple[analysis.ClipSweep, ...]
     notes: tuple[str, ...]
     about: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Content({self.scene.pack!r}: {self.summary.headline})"
 
     @classmethod
     def of(

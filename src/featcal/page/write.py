@@ -39,9 +39,9 @@ def write_page(content: Content, path: Path, *, overwrite: bool = False) -> str:
 
 def write_report(
     data: nn.Module | Pack,
-    val: Iterable[Any] | str,
-    test: Iterable[Any] | str,
-    path: Path | str,
+    val: Iterable[Any] | str = "val",
+    test: Iterable[Any] | str = "test",
+    path: Path | str = "report.html",
     *,
     recipes: Sequence[str] = DEFAULT_RECIPES,
     head: str | None = None,
@@ -55,11 +55,11 @@ def write_report(
         data: the model, without a calibrator; or a pack.
         val: labelled batches to fit on; of a pack the name of the split.
         test: other such batches to score; of a pack the name of the split.
-        path: the .html file to write.
+        path: the .html file to write, which must not exist.
         recipes: their texts.
         head: path of the model's last layer, when it is not found by itself.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
-        overwrite: replace the file if it exists.
+        overwrite: replace it instead.
         options: mode, bins, resamples, seed, calibrators.
 
     Returns:
@@ -75,6 +75,8 @@ def write_report(
         return content
     if not isinstance(data, nn.Module):
         raise InputError(f"data is a {type(data).__name__}: give a model with loaders, or a pack")
+    if isinstance(val, str) or isinstance(test, str):
+        raise InputError("val and test are names of splits: of a model give the loaders")
     check_uncalibrated(data)
     name = type(data).__name__
     with tempfile.TemporaryDirectory() as folder:

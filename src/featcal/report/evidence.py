@@ -133,7 +133,7 @@ class Evidence:
 
     def _told(self) -> list[str]:
         """What was fitted, and what to know of it."""
-        told = fitted_text([self.report])
+        told = fitted_text([self.report]).removeprefix(f"{self.recipe}; ")
         values = f" ({told})" if told else ""
         parts = [f"{self.recipe}{values}, fitted on {self.report.rows:,} rows"]
         if self.report.noop:

@@ -33,7 +33,7 @@ from featcal.core.table import html_table
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head
 from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
-from featcal.metrics.columns import COLUMNS
+from featcal.metrics.columns import COLUMNS, columns
 from featcal.report.bootstrap import (
     FEW_WRONG,
     UNKNOWN,
@@ -53,7 +53,7 @@ ORDER = (
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Scores:
     """How good the probabilities are.
 
@@ -71,9 +71,13 @@ class Scores:
     n: int
     metrics: dict[str, float]
     bins: Bins
-    replicates: dict[str, Tensor] = field(default_factory=dict, repr=False)
-    chance: dict[str, Chance] = field(default_factory=dict, repr=False)
-    labels: tuple[dict[str, float], ...] = field(default=(), repr=False)
+    replicates: dict[str, Tensor] = field(default_factory=dict)
+    chance: dict[str, Chance] = field(default_factory=dict)
+    labels: tuple[dict[str, float], ...] = ()
+
+    def __repr__(self) -> str:
+        shown = (f"{one.heading} {one.text(self.metrics[one.name])}" for one in columns())
+        return f"Scores({self.n:,} rows: {', '.join(shown)})"
 
     @property
     def samples(self) -> int:
