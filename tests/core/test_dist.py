@@ -1,8 +1,6 @@
 """Reductions among three processes that share nothing but a file, beside plain sums and joins."""
 
 import json
-import os
-import warnings
 from datetime import timedelta
 
 import pytest
@@ -16,6 +14,7 @@ from featcal.core.fit import Counted, kept_everywhere, rows_asked, survey
 from featcal.core.gradient import gathered, minimize
 from featcal.core.sample import Folds, hashed_sample
 from featcal.metrics import Bins, Ordered, ProperSums
+from forked import ended, started
 
 RANKS, COUNTS = 3, (4, 0, 3)  # rows of each rank
 FEATURES = torch.arange(28.0).view(7, 4).sin()
@@ -81,22 +80,9 @@ def on_rank(rank, folder):
 def answers(tmp_path_factory):
     """What each of three ranks found; forked, since a new interpreter takes seconds for torch."""
     folder = tmp_path_factory.mktemp("ranks")
-    children = []
-    for rank in range(RANKS):
-        with warnings.catch_warnings():  # of threads, by newer interpreters
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if not pid:
-            try:
-                on_rank(rank, folder)
-                os._exit(0)
-            except BaseException as error:
-                (folder / f"{rank}.txt").write_text(repr(error))
-                os._exit(1)
-        children.append(pid)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children]
-    said = [file.read_text() for file in folder.glob("*.txt")]
-    assert statuses == [0] * RANKS, said
+    children = started(RANKS, lambda rank: on_rank(rank, folder), folder)
+    for code, said in ended(children, folder):
+        assert code == 0, said
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
