@@ -43,7 +43,10 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_page_markdown(markdown: str, page: "Page", **_: object) -> str:
-    """Turns links that hold in the repository into links of the site."""
+    """Turns links that hold in the repository into links of the site, and pipes in code into pipes.
+
+    In a table of the repository a pipe inside code is escaped; here it would show its backslash.
+    """
     home = ROOT if page.file.src_uri in MOVED.values() else ROOT / "docs"
 
     def relinked(found: re.Match[str]) -> str:
@@ -55,7 +58,12 @@ def on_page_markdown(markdown: str, page: "Page", **_: object) -> str:
             return f"[{words}]({path.removeprefix('docs/')}{anchor})"
         return f"{words} (`{path}`)" if words != path else f"`{path}`"  # in the repository alone
 
-    return LINK.sub(relinked, markdown)
+    lines = LINK.sub(relinked, markdown).split("\n")
+    code = re.compile(r"`[^`]+`")
+    return "\n".join(
+        code.sub(lambda one: one[0].replace("\\|", "|"), line) if line.startswith("|") else line
+        for line in lines
+    )
 
 
 def commands() -> str:
