@@ -23,7 +23,18 @@ from study import PACKS, held_out, opened, resplit
 
 import featcal
 from featcal.core.scalar import temper
-from featcal.methods.sample import ENOUGH, ERRORS, RIDGE, STEPS, STRENGTHS, System, terms_of
+from featcal.methods.sample import (
+    ENOUGH,
+    ERRORS,
+    RIDGE,
+    SIZE,
+    SIZES,
+    STEPS,
+    STRENGTHS,
+    TOP,
+    System,
+    terms_of,
+)
 from featcal.report.compare import versions
 from featcal.report.scores import calibrated_logits
 from featcal.report.tables import Table
@@ -31,7 +42,7 @@ from featcal.report.tables import Table
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "results" / "variants.json", ROOT / "docs" / "research.md"
 START, END = "<!-- tried -->", "<!-- /tried -->"
-SIZES, REPS, FEW = (500, 2500), 10, 5  # resplits, and those of recipes that take long
+FIT_ROWS, REPS, FEW = (500, 2500), 10, 5  # resplits, and those of recipes that take long
 MANY = 1000  # classes, with which there are half as many
 RULE_SIZES, RULE_REPS = (250, 500, 2500), 3
 RULE_PACKS = (
@@ -64,6 +75,9 @@ class Form:
         directions: principal directions of the features that are terms too, with ten times the
             ridge.
         errors: wrong rows below which the ridge grows.
+        expected: whether the ridge pulls a and b to where most networks have them, not to 0.
+        blended: whether leave-one-out says how far to go from one T towards the fit, and not only
+            whether to go.
     """
 
     terms: tuple[str, ...] = FIVE
@@ -77,9 +91,11 @@ class Form:
     products: bool = False
     directions: int = 0
     errors: int = ERRORS
+    expected: bool = True
+    blended: bool = True
 
     def columns(self, found, fit):
-        """The centred terms of all rows and how many times the ridge of a each has."""
+        """The centred terms of all rows, how many times the ridge of a each has, and its unit."""
         parts = torch.stack([found[name] for name in self.terms], 1)
         parts = parts - parts[fit].mean(0)
         spread = parts[fit].std(0, correction=0)
@@ -94,7 +110,7 @@ class Form:
         if self.directions:
             more = found["directions"][:, : self.directions]
             parts, own = torch.cat([parts, more], 1), F.pad(own, (0, self.directions), value=10.0)
-        return parts, own
+        return parts, own, spread if self.scaled else torch.ones_like(spread)
 
 
 def further(batch, head, fit):
@@ -169,7 +185,7 @@ class Fit:
 
     def __init__(self, form, batch, found, fit):
         self.form, self.rows = form, Rows(batch.logits[fit], batch.labels[fit])
-        self.terms, own = form.columns(found, fit)
+        self.terms, own, unit = form.columns(found, fit)
         self.common = 1 / temper([batch.rows(fit)]).temperature
         ridge = {**RIDGE, **form.ridge}
         held = max(1.0, form.errors / max(float(self.rows.wrong.sum()), 1.0))
@@ -179,16 +195,27 @@ class Fit:
         kinds += [torch.full((self.rows.classes,), ridge["c"])]
         self.ridge = torch.cat(kinds).double() * held / len(fit)
         self.in_s, self.in_b = in_s, in_b
-        at = torch.zeros(len(self.ridge), dtype=torch.float64)
-        curves = self.curves(at, 0.0)
+        self.expected = torch.zeros(len(self.ridge), dtype=torch.float64)
+        sizes = [place for place, name in enumerate(form.terms, start=1) if name in SIZES]
+        if form.expected:
+            for place in sizes:
+                self.expected[place] = SIZE / len(sizes) * unit[place - 1]
+            self.expected[self.size : self.size + min(in_b.shape[1], 1)] = TOP
+        start = torch.zeros_like(self.expected)
+        curves = self.curves(-self.expected, 0.0)
         one = (1 / curves[3].sum()).expand(len(fit))
-        self.at, self.mixed, best = at, 0.0, left_out(curves, one, 0 * one, 0 * one)
+        plain = left_out(curves, one, 0 * one, 0 * one)
+        found = []
         for mixed in form.mixed:
-            start = at
+            at = start
             for strength in form.strengths:
-                start, loss = self.newton(start, strength, mixed)
-                if loss < best:
-                    self.at, self.mixed, best = start, mixed, loss
+                at, losses = self.newton(at, strength, mixed)
+                found.append((float(losses.mean()), at, mixed, losses))
+        _, at, self.mixed, losses = min(found, key=lambda one: one[0])
+        fall = plain - losses
+        gain, error = float(fall.mean()), float(fall.std(correction=0)) / len(fit) ** 0.5
+        share = min(max((gain / error + 1) / 2, 0.0), 1.0)
+        self.at = (share if form.blended else float(gain > 0)) * (at + self.expected)
 
     def designs(self, part):
         """What s and b are linear in."""
@@ -204,7 +231,11 @@ class Fit:
         return self.common * (1 + eta).clamp(min=LEAST), self.common * inside, 0 * inside
 
     def curves(self, at, mixed):
-        """Each row's value and derivatives in the linear parts of s and b."""
+        """Each row's value and derivatives in the linear parts of s and b.
+
+        Points are steps away from what is expected.
+        """
+        at = at + self.expected
         eta = self.in_s @ at[: self.size] + at[self.dense :][self.rows.top]
         s, once, twice = self.link(eta)
         value, in_s, in_b, ss, sb, bb = self.rows.curves(
@@ -226,7 +257,7 @@ class Fit:
         return System.of(flat, at, ridge, self.dense), curves
 
     def newton(self, at, strength, mixed):
-        """The minimum from a start, and its loss on rows left out."""
+        """The minimum from a start, and the loss of each row left out."""
         ridge = self.ridge * strength
         system, curves = self.system(at, ridge, mixed)
         for _ in range(STEPS):
@@ -263,7 +294,7 @@ class Fit:
 
 
 def left_out(curves, own, cross, other):
-    """The mean NLL of each row under the fit without it, by one Newton step back."""
+    """The NLL of each row under the fit without it, by one Newton step back."""
     value, in_s, in_b, ss, sb, bb = curves
     m11, m12 = 1 - own * ss - cross * sb, -own * sb - cross * bb
     m21, m22 = -cross * ss - other * sb, 1 - cross * sb - other * bb
@@ -272,7 +303,7 @@ def left_out(curves, own, cross, other):
     move_s = (m22 * pull_s - m12 * pull_b) / whole
     move_b = (m11 * pull_b - m21 * pull_s) / whole
     bent = ss * move_s.square() + 2 * sb * move_s * move_b + bb * move_b.square()
-    return float((value + in_s * move_s + in_b * move_b + bent / 2).mean())
+    return value + in_s * move_s + in_b * move_b + bent / 2
 
 
 BARE = {"ridge": {"c": OFF}, "boosted": None}
@@ -301,6 +332,9 @@ FORMS = {  # by their words
     "ridge fixed at its weakest": Form(strengths=(1.0,)),
     "ridge fixed at four times that": Form(strengths=(4.0,)),
     "ridge no stronger where few rows are wrong": Form(errors=0),
+    "nothing expected of a and b": Form(expected=False),
+    "one T or the fit, nothing between": Form(blended=False),
+    "nothing expected, one T or the fit": Form(expected=False, blended=False),
 }
 BIASED = "and a bias for each class, fitted after it"
 TERMS = ("norm", "gap", "norm, energy", "gap, energy, spread")
@@ -432,10 +466,13 @@ def rules_on(pack, path, size):
 TOLD = {  # what the page says of them in words
     "pair": "terms: norm, energy",
     "bare": "all five terms, neither offsets nor b",
+    "blank": "nothing expected of a and b",
+    "either": "one T or the fit, nothing between",
     "scaled": "the same, ten times the ridge",
     "bold": "ridge no stronger where few rows are wrong",
     "svs": "sample | svs",
 }
+FURTHER = [words for words in (*FORMS, BIASED) if words.startswith(("and ", "b linear", "mixed "))]
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -468,15 +505,19 @@ def grid(headings, rows):
 INTRO = """\
 `sample` is z / T(x) + b e_top: five terms and an offset for each predicted class make T(x). Here
 are other forms, fitted the same way on the same resplits, {reps} of each of the {packs} packs with
-features; NLL in percent over that of `sample`, means over packs. `results/variants.json` has more.
+features; NLL in percent over that of `sample`, means over packs, with {few} and {many} fit rows.
+`results/variants.json` has more.
 
-Kept are all five terms (norm and energy alone: {pair} % at {few} and {many} rows), and both the
-offsets and b, which pay most once there are rows to learn them from (neither: {bare} %). A further
-term, squares, directions of the features, a mixture or a bias lowers NLL at neither size by as much
-as 0.1 %. Two choices are on the careful side: terms divided by their standard deviation with a
-stronger ridge ({scaled} %), and a ridge that does not grow where few rows are wrong ({bold} %), are
-better with few rows and about the same with many. `sample | svs` is worse with few rows and better
-with many ({svs} %), which is why `auto` tries it."""
+- All five terms; norm and energy alone: {pair} %.
+- Offsets and b, which pay once there are rows to learn them from; neither: {bare} %.
+- A ridge that pulls to where most networks lie, and not to 0; to 0: {blank} %. The values are half
+  of the medians over the networks of `results/published.json`.
+- As far from one T towards the fit as rows left out call for; all or nothing: {either} %.
+- Left out: further terms, squares, directions of the features, a b that depends on the row, a
+  mixture with the uniform distribution, a bias for each class; the best of them {further} %.
+- Not settled: terms divided by their standard deviation with a stronger ridge, {scaled} %; a ridge
+  that does not grow where few rows are wrong, {bold} %.
+- `sample | svs`: {svs} %, which is why `auto` tries it where rows are many."""
 
 RULES_INTRO = """\
 `auto` chooses by rows left out of the fit, and there are several rules to do so. NLL over
@@ -488,11 +529,17 @@ def page_part(results):
     forms, rules, setting = results["forms"], results["rules"], results["setting"]
 
     def told(words):
-        return " and ".join(f"{fmean(by_packs(forms, size, words, OURS)):+.2f}" for size in SIZES)
+        return " and ".join(
+            f"{fmean(by_packs(forms, size, words, OURS)):+.2f}" for size in FIT_ROWS
+        )
 
     rule_sizes = [f"{size:,} rows" for size in RULE_SIZES]
     said = {key: told(words) for key, words in TOLD.items()}
-    sizes = {"few": f"{SIZES[0]:,}", "many": f"{SIZES[1]:,}", "packs": len(forms)}
+    best = (
+        min(fmean(by_packs(forms, size, words, OURS)) for words in FURTHER) for size in FIT_ROWS
+    )
+    said["further"] = " and ".join(f"{one:+.2f}" for one in best)
+    sizes = {"few": f"{FIT_ROWS[0]:,}", "many": f"{FIT_ROWS[1]:,}", "packs": len(forms)}
     return "\n\n".join(
         [
             INTRO.format(reps=setting["resplits"], **sizes, **said),
@@ -536,7 +583,7 @@ def main():
     results |= {"made_by": "experiments/variants.py", "versions": versions()}
     results["setting"] = {"resplits": REPS, "recipe_resplits": FEW, "rule_resplits": RULE_REPS}
     for part in options.parts:
-        on, sizes = {"forms": (forms_on, SIZES), "rules": (rules_on, RULE_SIZES)}[part]
+        on, sizes = {"forms": (forms_on, FIT_ROWS), "rules": (rules_on, RULE_SIZES)}[part]
         for pack in options.packs or (paths if part == "forms" else RULE_PACKS):
             if pack in paths and opened(paths[pack])[1] is not None:
                 found = {str(size): on(pack, paths[pack], size) for size in sizes}

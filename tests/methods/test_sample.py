@@ -13,7 +13,17 @@ from featcal import Batch, InputError, Temperature
 from featcal.core.batch import Through, stored_logits
 from featcal.core.fit import Facts, Problem, brier, nll
 from featcal.core.scalar import temper
-from featcal.methods.sample import RIDGE, Rows, SampleTemperature, _Fit, curves, terms_of
+from featcal.methods.sample import (
+    RIDGE,
+    SIZE,
+    TOP,
+    Rows,
+    SampleTemperature,
+    _Fit,
+    curves,
+    paired,
+    terms_of,
+)
 
 NAMES = ("gap", "energy", "spread", "norm", "sparsity")
 
@@ -62,7 +72,7 @@ def test_the_curves_are_those_of_autograd(world):
         (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
         bend = [torch.autograd.grad(s.sum(), at, retain_graph=True)[0] for s in slope.unbind(1)]
         expected = [value, *slope.unbind(1), bend[0][:, 0], bend[0][:, 1], bend[1][:, 1]]
-        rows = Rows(logits, labels, top, torch.ones(50, 1), torch.zeros(50))
+        rows = Rows(logits, labels, top, torch.ones(50, 1), torch.arange(50), torch.zeros(50))
         found = curves(rows, torch.full((50,), math.exp(u), dtype=torch.float64), b)
         torch.testing.assert_close(found, torch.stack(expected).detach(), rtol=1e-9, atol=1e-12)
 
@@ -74,18 +84,21 @@ def test_newton_ends_where_scipy_does(world):
     assert settled
     (own,) = rows
     ridge = np.array([0.0] + [RIDGE["a"]] * 5 + [RIDGE["b"]] + [RIDGE["c"]] * 4) / 900
+    # Energy, spread and norm measure size, and share what is expected of it; gap and sparsity none.
+    expected = np.array([0, 0, SIZE / 3, SIZE / 3, SIZE / 3, 0, TOP, 0, 0, 0, 0])
 
     def objective(point):
         p = torch.tensor(point, requires_grad=True)
         u = own.terms @ p[:6] + p[7:][own.top]
         raised = own.logits * fit.inverse * u.exp()[:, None] + p[6] * F.one_hot(own.top, 4)
-        value = F.cross_entropy(raised, own.labels) + (torch.tensor(ridge) * p * p).sum() / 2
+        away = p - torch.tensor(expected)
+        value = F.cross_entropy(raised, own.labels) + (torch.tensor(ridge) * away * away).sum() / 2
         value.backward()
         return value.item(), p.grad.numpy()
 
     found = minimize(objective, np.zeros(11), jac=True, options={"gtol": 1e-9, "maxiter": 500})
-    assert objective(at.numpy())[0] == pytest.approx(found.fun, abs=1e-9)
-    np.testing.assert_allclose(at.numpy(), found.x, atol=1e-4)
+    assert objective(at.numpy() + expected)[0] == pytest.approx(found.fun, abs=1e-9)
+    np.testing.assert_allclose(at.numpy() + expected, found.x, atol=1e-4)
 
 
 def test_leave_one_out_is_that_of_refits(world):
@@ -93,14 +106,49 @@ def test_leave_one_out_is_that_of_refits(world):
     rows = list(fit.rows(sampled=False))
     at, system, _ = fit.newton(lambda: rows, 120, 1.0, torch.zeros(fit.size).double())
     (own,) = rows
-    total = 0.0
+    total = []
     for out in range(120):
         rest = torch.arange(120) != out
         part = [Rows(*(getattr(own, key)[rest] for key in vars(own)))]
         there, _, _ = fit.newton(lambda part=part: part, 119, 1.0, at)
         alone = Rows(*(getattr(own, key)[~rest] for key in vars(own)))
-        total += float(fit.at(alone, there)[0])
-    assert fit.left_out(rows, at, system, 120) == pytest.approx(total / 120, rel=2e-3)
+        total.append(float(fit.at(alone, there)[0]))
+    (found,) = fit.left_out(rows, at, system, 120)
+    assert float(found.mean()) == pytest.approx(np.mean(total), rel=2e-3)
+    assert np.corrcoef(found, total)[0, 1] > 0.999
+
+
+def test_the_error_of_a_gain_is_that_over_samples():
+    draw = np.random.default_rng(5)
+    group = np.repeat(np.arange(40), draw.integers(1, 9, 40))
+    before = draw.normal(size=len(group))
+    now = before - 0.1 - 0.3 * draw.normal(size=40)[group]
+    parts = [np.flatnonzero(group < 25), np.flatnonzero(group >= 25)]
+    rows = [
+        Rows(*[torch.zeros(1)] * 4, torch.tensor(group[part]), torch.zeros(1)) for part in parts
+    ]
+    split = ([torch.tensor(values[part]) for part in parts] for values in (before, now))
+    gain, error = paired(rows, *split)
+    assert gain == pytest.approx((before - now).mean())
+    sums = np.bincount(group, before - now - (before - now).mean())
+    assert error == pytest.approx(np.sqrt((sums**2).sum()) / len(group))
+
+
+def test_what_is_expected_rules_with_few_rows_and_not_with_many():
+    draw = np.random.default_rng(1)
+
+    def drawn(rows, pull):
+        z = draw.normal(size=(rows, 6)) * np.exp(draw.normal(size=(rows, 1)) * 0.3) * 3
+        size = np.log(z.std(1))
+        true = z * np.exp(pull * (size - size.mean()))[:, None] / 1.3
+        labels = (true + draw.gumbel(size=z.shape)).argmax(1)
+        return Batch(torch.tensor(z, dtype=torch.float32), torch.tensor(labels))
+
+    few = SampleTemperature(terms="spread").fit(drawn(60, -0.9)).report.steps[0]
+    assert -1 < few.values["spread"] < -0.2
+    against = SampleTemperature(terms="spread").fit(drawn(8000, 0.6)).report.steps[0]
+    assert against.values["spread"] == pytest.approx(0.6, abs=0.15)
+    assert against.details["share"] == 1
 
 
 def test_it_finds_a_temperature_that_grows_with_the_features(world):

@@ -8,9 +8,11 @@ and one weight tells how much. c is one offset per predicted class, held close t
 predicted class alone, so that its probability and the shape of the others are fitted apart.
 
 Fitted by NLL with a ridge on a, b and c, by Newton's method: one pass a step, and the second
-derivatives of c are diagonal, so that many classes cost no more than the pass. How strong the ridge
-is, and whether one T for all rows is as good, is decided by leave-one-out, which one Newton step
-back from the fit gives for every row at once.
+derivatives of c are diagonal, so that many classes cost no more than the pass. The ridge pulls a
+and b to where they lie for most networks: T grows with the size of logits and features, and the
+predicted class gives way. With few rows that is most of what is known, with many it no longer
+matters. How strong the ridge is, and how far to go from one T for all rows towards the fit, is
+decided by leave-one-out, which one Newton step back from the fit gives for every row at once.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ from featcal.core.scalar import Tempered, temper
 from featcal.heads.head import head_logits
 
 RIDGE = {"a": 10.0, "b": 20.0, "c": 200.0}  # in nats over all rows, for a value of sqrt 2
+# Where a and b are expected: half of their medians over the networks of results/published.json. The
+# a of statistics that measure size share theirs; at -1 in all, size would tell nothing of a row.
+SIZE, TOP = -0.5, -0.2
+SIZES = ("energy", "spread", "norm")
 STRENGTHS = (16.0, 4.0, 1.0)  # the ridge is tried as many times as strong, the strongest first
 ERRORS = 200  # with fewer wrong rows than these the ridge grows: they carry what is to be learned
 REACH = 3.0  # standard deviations at which a term is cut off
@@ -134,11 +140,12 @@ class SampleTemperature(Calibrator):
                 message += "it stopped at its cap"
                 return [settle(self, problem, values, message, False, message, details)]
             fit = _Fit(self, problem, common)
-            best = fit.chosen(details)
-            if best is None:
+            best, share = fit.chosen(details)
+            if share == 0:
                 message += "left out of the fit, rows do no better with their own"
                 return [settle(self, problem, values, message, details=details)]
             at, settled = fit.whole(best)
+            at = share * (at + fit.expected)
         size = len(fit.names)
         self.assign(
             temperature=common.temperature / float(at[0].exp()),
@@ -187,13 +194,15 @@ class Rows:
         labels: (n,).
         top: the predicted class, (n,).
         terms: ones, then the centred terms, (n, 1 + t) float64.
-        fold: of the row's sample, (n,), where a sample has several rows; else 0.
+        group: the row's sample, (n,), where samples have several rows; else the row itself.
+        fold: of the row's sample, (n,), where samples have several rows; else 0.
     """
 
     logits: Tensor
     labels: Tensor
     top: Tensor
     terms: Tensor
+    group: Tensor
     fold: Tensor
 
 
@@ -333,15 +342,22 @@ class _Fit:
         parts = ((len(self.names), "a"), (1, "b"), (facts.classes, "c"))
         ridge = [torch.full((count,), RIDGE[key]) for count, key in parts]
         self.ridge = torch.cat([torch.zeros(1), *ridge]).double() * held
+        # Every point of the search is a step away from here, which is what the ridge holds small.
+        self.expected = torch.zeros(self.size, dtype=torch.float64)
+        sizes = [place for place, name in enumerate(self.names, start=1) if name in SIZES]
+        self.expected[sizes] = SIZE / max(len(sizes), 1)
+        self.expected[self.dense - 1] = TOP
 
     def rows(self, *, sampled: bool) -> Iterable[Rows]:
         """All rows of this process, or about SAMPLE of all processes', chosen by content."""
         facts = self.problem.facts
         groups = max(1, round(facts.rows / min(SAMPLE, LOGITS // facts.classes)))
         for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
-            grouped = batch.groups is not None
-            fold = fold_of(batch, FOLDS) if grouped else torch.zeros_like(batch.labels)
-            rows = Rows(stored_logits(batch), batch.labels, top, terms, fold)
+            own, none = torch.arange(len(top), device=top.device), torch.zeros_like(batch.labels)
+            group, fold = (
+                (own, none) if batch.groups is None else (batch.groups, fold_of(batch, FOLDS))
+            )
+            rows = Rows(stored_logits(batch), batch.labels, top, terms, group, fold)
             if sampled and groups > 1:
                 some = unchecked(rows.logits[:, :HASHED], batch.labels)
                 chosen = fold_of(some, groups) == 0
@@ -349,16 +365,26 @@ class _Fit:
             if len(rows.labels):
                 yield rows
 
-    def chosen(self, details: dict[str, Any]) -> float | None:
-        """The strength that is best for rows left out; None where one T for all is as good."""
+    def chosen(self, details: dict[str, Any]) -> tuple[float, float]:
+        """The strength that is best for rows left out, and how far to go towards its fit, 0 to 1.
+
+        All the way from one T for all rows where the fit does better on rows left out by a standard
+        error, not at all where it does worse by one: a choice of one or the other would follow
+        chance where little tells them apart.
+        """
         kept = list(self.rows(sampled=True))
         count = int(dist.total(torch.tensor(sum(len(rows.labels) for rows in kept))))
         if count < 2:
-            return None
+            return STRENGTHS[0], 0.0
+
+        def mean(losses: list[Tensor]) -> float:
+            here = sum((one.sum().cpu() for one in losses), torch.zeros((), dtype=torch.float64))
+            return float(dist.total(here)) / count
+
+        plain = self.left_out(kept, -self.expected, None, count)
         start = torch.zeros(self.size, dtype=torch.float64)
-        plain = self.left_out(kept, start, None, count)
-        found = {}
         self.starts: dict[float, Tensor] = {}
+        found: dict[float, list[Tensor]] = {}
         for strength in STRENGTHS:
             start, system, _ = self.newton(lambda: kept, count, strength, start)
             self.starts[strength] = start
@@ -367,12 +393,13 @@ class _Fit:
                 if self.problem.facts.groups
                 else self.left_out(kept, start, system, count)
             )
-        best = min(found, key=lambda strength: found[strength])
-        details |= {"loo": found[best], "loo_temperature": plain}
-        if not found[best] < plain:
-            return None
-        details["strength"] = best
-        return best
+        losses = {strength: mean(each) for strength, each in found.items()}
+        best = min(losses, key=lambda strength: losses[strength])
+        gain, error = paired(kept, plain, found[best])
+        share = min(max((gain / error + 1) / 2, 0.0), 1.0) if error > 0 else float(gain > 0)
+        details |= {"loo": losses[best], "loo_temperature": mean(plain), "share": share}
+        details["strength"] = best if share else None
+        return best, share
 
     def whole(self, strength: float) -> tuple[Tensor, bool]:
         """The fit to all rows, and whether it settled."""
@@ -382,7 +409,7 @@ class _Fit:
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
         """The curves of rows at a point, (6, n)."""
-        here = at.to(rows.terms)
+        here = (at + self.expected).to(rows.terms)
         log = rows.terms @ here[: self.dense - 1] + here[self.dense :][rows.top]
         boost, smoothing = float(here[self.dense - 1]), self.problem.loss.smoothing
         return curves(rows, self.inverse * log.exp(), boost, smoothing)
@@ -409,7 +436,10 @@ class _Fit:
     def newton(
         self, data: Callable[[], Iterable[Rows]], rows: int, strength: float, at: Tensor
     ) -> tuple[Tensor, System, bool]:
-        """The minimum from a start, the system there, and whether the search settled."""
+        """The minimum from a start, the system there, and whether the search settled.
+
+        Points are steps away from what is expected.
+        """
         ridge = self.ridge * strength / rows
         system = System.of(self.sums(data(), at, rows), at, ridge, self.dense)
         for _ in range(STEPS):
@@ -428,25 +458,28 @@ class _Fit:
             at, system = there, new
         return at, system, False
 
-    def samples_left_out(self, data: list[Rows], at: Tensor, strength: float, rows: int) -> float:
-        """The mean NLL of each row under a fit without its sample, a fold of samples at a time."""
-        total = torch.zeros((), dtype=torch.float64)
+    def samples_left_out(
+        self, data: list[Rows], at: Tensor, strength: float, rows: int
+    ) -> list[Tensor]:
+        """The NLL of each row under a fit without its sample, a fold of samples at a time."""
+        found = [torch.zeros_like(part.terms[:, 0]) for part in data]
         for fold in range(FOLDS):
-            seen, unseen = (
-                [
-                    Rows(*(v[(part.fold == fold) == held] for v in vars(part).values()))
-                    for part in data
-                ]
-                for held in (False, True)
-            )
+            seen = [
+                Rows(*(values[part.fold != fold] for values in vars(part).values()))
+                for part in data
+            ]
             count = int(dist.total(torch.tensor(sum(len(part.labels) for part in seen))))
             if count < rows:  # else no row is in this fold
                 there, *_ = self.newton(lambda seen=seen: seen, max(count, 1), strength, at)  # type: ignore[misc]
-                total += sum(self.at(part, there)[0].sum().cpu() for part in unseen)
-        return float(dist.total(total)) / rows
+                for part, losses in zip(data, found, strict=True):
+                    held = part.fold == fold
+                    losses[held] = self.at(part, there)[0][held]
+        return found
 
-    def left_out(self, data: list[Rows], at: Tensor, system: System | None, rows: int) -> float:
-        """The mean NLL of each row under the fit without it, by one Newton step back.
+    def left_out(
+        self, data: list[Rows], at: Tensor, system: System | None, rows: int
+    ) -> list[Tensor]:
+        """The NLL of each row under the fit without it, by one Newton step back.
 
         Without a system: of one T for all rows.
         """
@@ -455,7 +488,7 @@ class _Fit:
             for part in data:
                 bend += self.at(part, at)[3].sum().cpu()
             bend = dist.total(bend)
-        total = torch.zeros((), dtype=torch.float64)
+        found = []
         for part in data:
             value, in_u, in_b, uu, ub, bb = self.at(part, at)
             if system is None:
@@ -472,5 +505,20 @@ class _Fit:
             move_b = (m11 * pull_b - m21 * pull_u) / whole
             rise = in_u * move_u + in_b * move_b
             bent = uu * move_u.square() + 2 * ub * move_u * move_b + bb * move_b.square()
-            total += (value + rise + bent / 2).sum().cpu()
-        return float(dist.total(total)) / rows
+            found.append(value + rise + bent / 2)
+        return found
+
+
+def paired(data: list[Rows], before: list[Tensor], now: list[Tensor]) -> tuple[float, float]:
+    """By how much losses per row fall on average, and its standard error over samples."""
+    sums = torch.zeros(5, dtype=torch.float64)
+    for part, old, new in zip(data, before, now, strict=True):
+        _, sample, size = torch.unique(part.group, return_inverse=True, return_counts=True)
+        fall = torch.zeros(len(size)).to(old).index_add_(0, sample, old - new)
+        size = size.to(fall)
+        each = (fall, size, fall * fall, fall * size, size * size)
+        sums += torch.stack([one.sum() for one in each]).cpu()
+    fall, rows, fall_fall, fall_rows, rows_rows = dist.total(sums).tolist()
+    gain = fall / rows
+    spread = fall_fall - 2 * gain * fall_rows + gain * gain * rows_rows
+    return gain, max(spread, 0.0) ** 0.5 / rows
