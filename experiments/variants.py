@@ -515,8 +515,8 @@ features; NLL in percent over that of `sample`, means over packs, with {few} and
 - As far from one T towards the fit as rows left out call for; all or nothing: {either} %.
 - Left out: further terms, squares, directions of the features, a b that depends on the row, a
   mixture with the uniform distribution, a bias for each class; the best of them {further} %.
-- Not settled: terms divided by their standard deviation with a stronger ridge, {scaled} %; a ridge
-  that does not grow where few rows are wrong, {bold} %.
+- Terms as they are; divided by their standard deviation, with a stronger ridge: {scaled} %.
+- A ridge that grows where few rows are wrong; one that does not: {bold} %.
 - `sample | svs`: {svs} %, which is why `auto` tries it where rows are many."""
 
 RULES_INTRO = """\
