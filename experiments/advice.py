@@ -7,8 +7,9 @@ of 500 rows, and the page's own rule picks one of them or none. The pick is then
 of the test split's kind: 20,000 in made worlds, in a pack all rows that are left (the shipped demo,
 and those of ../shared/packs where they are). It does harm where its NLL there is above that of
 the network as it is by more than 1.96 standard errors of the paired difference. Every repetition
-draws all rows again, with its own seed. Writes results/advice.json, settings that were not asked
-for kept, and the table of the page.
+draws all rows again, with its own seed. What was tried goes into a journal, from which a stopped
+run goes on and which a finished one removes. Writes results/advice.json, settings that were not
+asked for kept, and the table of the page.
 """
 
 import argparse
@@ -17,16 +18,18 @@ import os
 import zlib
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill as wrap
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from paper_docs import fill
-from study import PACKS, opened
+from study import PACKS, Journal, opened
 
 import featcal
 from featcal import Batch
@@ -36,6 +39,7 @@ from featcal.report.scores import calibrated_logits
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "results" / "advice.json", ROOT / "docs" / "trust.md"
+JOURNAL = ROOT / ".cache" / "advice.jsonl"
 START = "<!-- {}: made by experiments/advice.py -->"
 TEST, FRESH, RESAMPLES = 500, 20_000, 1000
 SIZES = (100, 200, 500)
@@ -142,9 +146,16 @@ def split(setting, seed, folder=PACKS):
     return *(every.rows(part) for part in cuts), head
 
 
-def tried(job):
+class Try(NamedTuple):
+    """One repetition of a setting."""
+
+    setting: str
+    repetition: int
+
+
+def tried(job, folder=PACKS):
     """What was recommended in one repetition, and what that does to fresh rows."""
-    setting, repetition, folder = job
+    setting, repetition = job
     torch.set_num_threads(1)
     seed = zlib.crc32(f"{setting} {repetition}".encode())
     fit, test, fresh, head = split(setting, seed, folder)
@@ -217,15 +228,20 @@ def main():
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", nargs="+", default=[""], help="settings whose name has this")
     parser.add_argument("--packs", type=Path, default=PACKS, help="folder of .npz packs")
+    parser.add_argument("--journal", type=Path, default=JOURNAL, metavar="FILE")
     asked = parser.parse_args()
     every = [*worlds(), *packs(asked.packs)]
     chosen = [name for name in every if any(text in name for text in asked.only)]
-    jobs = [(name, one, asked.packs) for one in range(asked.repetitions) for name in chosen]
+    jobs = [Try(name, one) for one in range(asked.repetitions) for name in chosen]
+    journal = Journal(asked.journal, Try)
+    left = [job for job in jobs if job not in journal.records]
+    print(f"{len(left)} of {len(jobs)} to go; the others are in {asked.journal}", flush=True)
     with ProcessPoolExecutor(asked.workers, mp_context=get_context("spawn")) as pool:
-        done = list(pool.map(tried, jobs))
+        for job, row in zip(left, pool.map(partial(tried, folder=asked.packs), left), strict=True):
+            journal.add({**job._asdict(), **row})
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"settings": {}}
     new = {
-        name: summed([row for job, row in zip(jobs, done, strict=True) if job[0] == name])
+        name: summed([journal.records[job] for job in jobs if job.setting == name])
         for name in chosen
     }
     settings = results["settings"] | new
@@ -233,6 +249,7 @@ def main():
     results = {"test": TEST, "fresh": FRESH, "versions": versions(), "settings": settings}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     PAGE.write_text(fill(PAGE.read_text(), {"advice": table(results)}, START), encoding="utf-8")
+    asked.journal.unlink()
 
 
 if __name__ == "__main__":

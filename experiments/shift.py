@@ -21,6 +21,7 @@ from statistics import fmean
 
 import torch
 from corruptions import KINDS, STRENGTHS, corrupted
+from paper_tables import DATASETS, NETWORKS, REDUCTION
 from safetensors import safe_open
 from train_published import WEIGHTS
 
@@ -45,7 +46,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS, TEXT_RESULTS = (ROOT / "results" / f"{name}.json" for name in ("shift", "example-text"))
 PAGE, PICTURE = ROOT / "docs" / "research.md", ROOT / "docs" / "images" / "shift.svg"
 START, END = "<!-- shift -->", "<!-- /shift -->"
-BASE = "temperature"
+BASE, OURS = "temperature", "sample"
 RECIPES = (
     *(NONE, BASE, "parameterised", "ensemble", "vector"),
     *("clip | temperature", "sample", "clip | sample", "auto"),
@@ -58,7 +59,7 @@ INTRO = """\
 A calibrator is a promise about rows like those it was fitted on. Here they are unlike, and nothing
 is fitted on them. `make examples` asks questions that no class covers."""
 DAMAGED = """\
-Images that are noisy, blurred, pale or compressed: `make shift` judges a network that
+Images that are noisy, blurred, pale or compressed: `make shift` judges networks that
 `experiments/train_published.py` trained with `--keep-weights`; the damage is in
 `experiments/corruptions.py`, in the manner of Hendrycks and Dietterich (ICLR 2019), with strengths
 of our own."""
@@ -273,6 +274,25 @@ def grid(headings, rows):
     return Table("", tuple(headings), tuple(rows)).markdown(numeric=numeric)
 
 
+def by_network(networks):
+    """NLL of OURS against BASE's by strength, a row for each of several networks."""
+    rows = []
+    for network in networks:
+        cells = (
+            marked(f"{relative(scores, OURS):+.2f} %", [scores], OURS, "nll")
+            for scores in strengths_of(network)
+        )
+        rows.append((title(network), *cells))
+    return grid((f"`{OURS}` against `{BASE}`", CLEAN, *map(str, STRENGTHS)), rows)
+
+
+def title(network):
+    """What a network is, in words."""
+    loss = REDUCTION.sub("", network["loss"]).removesuffix("()")
+    name = NETWORKS.get(network["network"], network["network"])
+    return f"{name} with {loss}, seed {network['train_seed']}"
+
+
 def accuracy_line(networks):
     """How often the networks are right, by strength."""
     levels = zip(*map(strengths_of, networks), strict=True)
@@ -283,10 +303,9 @@ def accuracy_line(networks):
 
 def image_part(dataset, networks):
     """Tables of the networks of one data set."""
-    names = ", ".join(sorted({f"{n['network']} with {n['loss']}" for n in networks.values()}))
     found = list(networks.values())
-    count = f"{len(found)} networks" if len(found) > 1 else "a network"
-    first = found[0]
+    several, first = len(found) > 1, found[0]
+    which = f"{len(found)} networks trained here" if several else f"{title(first)}, trained here"
     rows = first["rows"]
     assert all(n["rows"] == rows for n in found), f"{dataset}: networks were scored on other rows"
     unfinished = [
@@ -295,14 +314,16 @@ def image_part(dataset, networks):
         if n["epochs"]["done"] < n["epochs"]["of"]
     ]
     part = f"the first {rows['test']:,} of " if rows["test"] < rows["of"] else ""
+    over, where = (" and networks", " on every network") if several else ("", "")
     return "\n\n".join(
         [
-            f"**{dataset}**, {count} trained here ({names}): fitted on {rows['val']:,} clean val "
-            f"images, scored on {part}{rows['of']:,} test images, {accuracy_line(found)}; means "
-            f"over {len(KINDS)} kinds of damage.{''.join(unfinished)}",
+            f"**{DATASETS[dataset]}**, {which}: fitted on {rows['val']:,} clean val images, scored "
+            f"on {part}{rows['of']:,} test images, {accuracy_line(found)}; means over {len(KINDS)} "
+            f"kinds of damage{over}.{''.join(unfinished)}",
             by_strength(found),
             f"Bold: better than `{BASE}` by the paired interval (95 %, {first['resamples']} "
-            "resamples of the images) on every network; with a star: worse on every network.",
+            f"resamples of the images){where}; with a star: worse{where}.",
+            *([by_network(found)] if several else []),
         ]
     )
 
@@ -312,7 +333,7 @@ def scope_part(results):
     stories, cases = [], [c for c in results["cases"] if "scope" in c["recipes"][0]]
     for kind, title in (("mlp", "one hidden layer"), ("linear", "linear")):
         same = [case["recipes"] for case in cases if case["head"] == kind]
-        for recipe in (BASE, "sample"):
+        for recipe in (BASE, OURS):
             rows = [
                 row
                 for recipes in same
@@ -333,7 +354,7 @@ def scope_part(results):
         f"{sizes['rows']['val']:,} questions in scope and asked {sizes['rows']['test']:,} others "
         f"in scope and {sizes['out_of_scope']:,} that no intent covers; means over {seeds} seeds. "
         f"AUROC is how well confidence tells the two kinds apart. What fits questions in scope "
-        f"best is surer of the others too: `{BASE}` and `sample`, {compared}. Calibration in scope "
+        f"best is surer of the others too: `{BASE}` and `{OURS}`, {compared}. Calibration in scope "
         "is no guard against what lies outside."
     )
 
@@ -390,7 +411,7 @@ def draw(results, path):
                 ax.set_ylabel(what)
                 ax.grid(visible=True, axis="y", linewidth=0.4, alpha=0.5)
                 ax.spines[["top", "right"]].set_visible(False)
-                ax.set_title(dataset, loc="left", size=TEXT + 1, weight="bold")
+                ax.set_title(DATASETS[dataset], loc="left", size=TEXT + 1, weight="bold")
             left.set_ylim(bottom=0)
         lines, words = panels[0][0].get_legend_handles_labels()
         figure.legend(lines, words, loc="outside lower center", ncols=5, frameon=False)

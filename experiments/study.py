@@ -182,15 +182,25 @@ def done(job, path):
 
 
 class Journal:
-    """What was done so far, a line for each job; a run that was stopped goes on from it."""
+    """What was done so far, a line for each job; a run that was stopped goes on from it.
 
-    def __init__(self, path):
-        self.path = path
+    Attributes:
+        path: the file.
+        kind: of the jobs, a tuple whose fields every record has.
+        records: job -> what came of it.
+    """
+
+    def __init__(self, path, kind=Job):
+        self.path, self.kind = path, kind
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         whole = [json.loads(line) for line in lines if line.endswith("\n")]
-        self.records = {Job(*(record[key] for key in Job._fields)): record for record in whole}
+        self.records = {self.job_of(record): record for record in whole}
         self.keep()
+
+    def job_of(self, record):
+        """What a record is of."""
+        return self.kind(*(record[key] for key in self.kind._fields))
 
     def keep(self):
         """Writes the file anew, of the records there are."""
@@ -198,7 +208,7 @@ class Journal:
 
     def add(self, record):
         """Puts a record behind the others."""
-        self.records[Job(*(record[key] for key in Job._fields))] = record
+        self.records[self.job_of(record)] = record
         with self.path.open("a") as file:
             file.write(json.dumps(record) + "\n")
 

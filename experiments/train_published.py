@@ -9,8 +9,9 @@ then `run.json`, once it is judged, and small files for later recipes; with --ke
 `weights.safetensors`, the network as `experiments/shift.py` reads it. Several processes may work on
 one list side by side, best under CUDA MPS, each on the next run that nobody has; where there is no
 MPS, `--together` trains all in one process, each on a stream of its own. Everything is fitted on
-val, never on test. `--merge` puts the finished runs into one file; a run that was judged without
-`sample` gets it from the logits and the lengths of the features that it left.
+val, never on test. `--merge` puts the finished runs into the result file, beside those that are
+there; a run that was judged without `sample` gets it from the logits and the lengths of the
+features that it left.
 """
 
 import argparse
@@ -512,17 +513,17 @@ def completed(run, folder):
     return {**run, "results": results}
 
 
-def merged(folders):
-    """The finished runs of several folders as one file's worth, in the order of the list."""
+def merged(folders, known=()):
+    """A file's worth of the known runs and the finished ones of some folders, in our order."""
     paths = sorted(path for folder in folders for path in folder.glob("*/run.json"))
-    found = {path.parent.name: json.loads(path.read_text()) for path in paths}
+    found = {run["name"]: run for run in known}
+    for path in paths:
+        run, name = json.loads(path.read_text()), path.parent.name
+        if run["recipe"]["epochs"] != EPOCHS:
+            raise SystemExit(f"{name} has {run['recipe']['epochs']} epochs, a trial")
+        found[name] = {"name": name, **completed(run, path.parent)}
     order = {run.name: place for place, run in enumerate(grid())}
-    names = sorted(found, key=lambda name: (order.get(name, len(order)), name))
-    for name in names:
-        if found[name]["recipe"]["epochs"] != EPOCHS:
-            raise SystemExit(f"{name} has {found[name]['recipe']['epochs']} epochs, a trial")
-    at = {path.parent.name: path.parent for path in paths}
-    runs = [{"name": name, **completed(found[name], at[name])} for name in names]
+    runs = sorted(found.values(), key=lambda run: (order.get(run["name"], len(order)), run["name"]))
     return {"made_by": "experiments/train_published.py", "versions": versions(), "runs": runs}
 
 
@@ -557,7 +558,8 @@ def main():
     if options.list:
         print("\n".join(run.name for run in wanted(options)))
     elif options.merge:
-        text = json.dumps(merged(options.merge), indent=1, allow_nan=False)
+        known = json.loads(options.output.read_text())["runs"] if options.output.exists() else ()
+        text = json.dumps(merged(options.merge, known), indent=1, allow_nan=False)
         options.output.write_text(text + "\n")
     elif options.data is None or options.work is None:
         parser.error("--data and --work are missing: images, and a folder to work in")

@@ -169,9 +169,17 @@ def test_a_network_is_judged_from_its_weights(tmp_path, monkeypatch):
     for name in ("b", "a", "b"):
         shift.write(output, {name: entry})
     assert list(json.loads(output.read_text())["networks"]) == ["a", "b"]
-    part = shift.page_part(json.loads(output.read_text()), shift.read()[1])
-    assert "**cifar10**, 2 networks trained here" in part
-    shift.draw(json.loads(output.read_text()), tmp_path / "shift.svg")
+    shift.write(output, {"c": {**entry, "dataset": "cifar100"}})
+    results = json.loads(output.read_text())
+    part = shift.page_part(results, shift.read()[1])
+    several, alone = part.index("**CIFAR-10**, 2 networks"), part.index("**CIFAR-100**, small with")
+    gain = shift.relative(entry["sets"][0]["scores"], "sample")
+    lines = [line for line in part.splitlines() if line.startswith("| small with ce, seed 7 |")]
+    assert len(lines) == 2  # of the networks that are two
+    assert all(f"{gain:+.2f} %" in line for line in lines)
+    assert "every network" in part[several:alone]
+    assert "every network" not in part[alone:]
+    shift.draw(results, tmp_path / "shift.svg")
     assert "strength of the damage" in (tmp_path / "shift.svg").read_text()
 
 

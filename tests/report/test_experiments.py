@@ -180,6 +180,34 @@ def test_sample_from_kept_lengths_is_sample_from_features(imported, made):
     assert len(one) == 5
 
 
+def test_a_finished_run_joins_those_of_the_file(imported, published, tmp_path):
+    """Merged beside what is there, in the order of the list, and in place of itself."""
+    script = imported("train_published")
+    run = next(run for run in published["runs"] if run["name"] == "cifar10-wrn16x4-brier-1")
+    folder, draw = tmp_path / "cifar10-wrn16x4-flsd-1", np.random.default_rng(0)
+    folder.mkdir()
+    left = {key: value for key, value in run.items() if key != "name"}
+    (folder / "run.json").write_text(json.dumps(left))
+    logits = 20 * draw.normal(size=(400, 10))
+    lengths = draw.uniform(20, 30, 400)
+    labels = draw.integers(10, size=400)
+    arrays = {"logits": logits, "labels": labels, "l1": lengths, "l2": lengths / 3}
+    np.savez(folder / "logits.npz", **{f"test_matched_{key}": of for key, of in arrays.items()})
+    made = script.merged([tmp_path], published["runs"])
+    names = [run["name"] for run in made["runs"]]
+    assert names == [r.name for r in script.grid() if r.name in names]
+    assert set(names) == {folder.name, *(run["name"] for run in published["runs"])}
+    assert [run for run in made["runs"] if run["name"] != folder.name] == published["runs"]
+    assert script.merged([tmp_path], made["runs"])["runs"] == made["runs"]
+    new = made["runs"][names.index(folder.name)]["results"]["matched"]
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    sure, right = p.max(1) > 0.9 * p.sum(1), logits.argmax(1) == labels
+    assert new["means_0.9"]["hce"] == pytest.approx(lengths[sure & ~right].mean() / run["features"])
+    (folder / "run.json").write_text(json.dumps({**left, "recipe": {"epochs": 2}}))
+    with pytest.raises(SystemExit, match="a trial"):
+        script.merged([tmp_path], published["runs"])
+
+
 def counted(runs, key):
     """How many runs have the signs 1, 0 and -1, test images normalised as the paper's."""
     signs = [key(run["results"].get("reference", run["results"]["matched"])) for run in runs]
@@ -254,7 +282,7 @@ def test_advice_is_tried_on_fresh_rows(imported, monkeypatch):
     advice = imported("advice")
     monkeypatch.setattr(advice, "FRESH", 2000)
     monkeypatch.setattr(advice, "usual_recipes", lambda features: ["none", "temperature"])
-    right = advice.tried(("far too sure, 200", 0, advice.PACKS))
+    right = advice.tried(("far too sure, 200", 0))
     assert right["pick"] == "temperature"
     assert right["delta"] < 0
     world = advice.World(accuracy=0.9, lead=3.0, spread=1.0)  # scored rows that mislead
@@ -262,8 +290,48 @@ def test_advice_is_tried_on_fresh_rows(imported, monkeypatch):
     fit, test = (world.rows(500, draw) for _ in range(2))
     fresh = advice.World(spread=1.0, lead=3.0).rows(2000, draw)
     monkeypatch.setattr(advice, "split", lambda *_: (fit, test, fresh, None))
-    wrong = advice.tried(("far too sure, 200", 0, advice.PACKS))
+    wrong = advice.tried(("far too sure, 200", 0))
     assert wrong["pick"] == "temperature"
     assert wrong["harm"]
     results = {"test": 500, "settings": {"a": advice.summed([right, wrong])}}
     assert "| a | 100% | 50.0% |" in advice.table(results)
+
+
+def test_advice_goes_on_where_it_was_stopped(imported, monkeypatch, tmp_path):
+    """What the journal has is not tried again; the page is of all of it, and the journal goes."""
+    advice = imported("advice")
+    journal, results, page = (tmp_path / name for name in ("a.jsonl", "a.json", "a.md"))
+    old = {"setting": "2 classes, 200", "repetition": 0, "pick": None, "delta": 0.0, "harm": False}
+    journal.write_text(json.dumps(old) + "\n")
+    marker = advice.START.format("advice")
+    page.write_text(f"{marker}\n<!-- end of advice -->\n")
+    for name, path in (("RESULTS", results), ("PAGE", page)):
+        monkeypatch.setattr(advice, name, path)
+    monkeypatch.setattr(advice, "ProcessPoolExecutor", lambda *_, **__: Here())
+    tries = []
+
+    def tried(job, folder):
+        tries.append(job)
+        return {"pick": "temperature", "delta": 0.5, "harm": True}
+
+    monkeypatch.setattr(advice, "tried", tried)
+    asked = ("--repetitions", "2", "--only", "2 classes", "--journal", str(journal))
+    monkeypatch.setattr("sys.argv", ["advice.py", *asked])
+    advice.main()
+    assert tries == [("2 classes, 200", 1)]
+    assert json.loads(results.read_text())["settings"]["2 classes, 200"]["harm"] == 0.5
+    assert "| 2 classes, 200 | 50% | 50.0% |" in page.read_text()
+    assert not journal.exists()
+
+
+class Here:
+    """A pool that works in this process."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def map(self, work, jobs):
+        return map(work, jobs)
