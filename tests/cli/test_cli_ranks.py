@@ -29,7 +29,7 @@ def project(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", list(sys.path))
-        patch.setattr(app, "PATIENCE", 0.5)
+        patch.setattr(app, "PATIENCE", 1.0)
         yield folder
 
 
@@ -186,14 +186,14 @@ def test_collect_by_two_processes_goes_on_where_it_was(project, tmp_path):
             assert torch.equal(*found)
 
 
-def test_what_is_wrong_is_said_once_by_the_process_that_knows(pack, tmp_path, project):
+def test_what_is_wrong_is_said_once_by_the_process_that_knows(pack, tmp_path):
     cal = tmp_path / "cal.safetensors"
     told = shared(2, tmp_path, "fit", pack, "clop", "-o", cal)
     assert [code for code, _ in told] == [2, 2]
     assert sum("did you mean clip?" in words for _, words in told) == 1
     # Only the second process has the row, and only the first has the output's name.
     made = logits_alone(val=60, test=60)
-    damaged = packed(project, made, "damaged")
+    damaged = packed(tmp_path, made, "damaged")
     path = next(damaged.glob("val-*"))
     raw = bytearray(path.read_bytes())
     values = made["val_logits"].astype("<f4")

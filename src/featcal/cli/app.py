@@ -422,12 +422,13 @@ def shared(command: Callable[..., None]) -> Callable[..., None]:
                     with open(os.devnull, "w") as quiet, redirect_stdout(quiet), listen(_nobody):
                         command(**options)
             except BaseException as error:
-                # The others are ended by torchrun when this one leaves: late, where it is silent.
-                if dist.speaks(error, PATIENCE):
-                    code = told(error)
-                else:
-                    time.sleep(PATIENCE)
-                    code = BAD_INPUT
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what ends this one is known
+                speaks = dist.speaks(error, PATIENCE)
+                code = told(error) if speaks else BAD_INPUT
+                # torchrun ends the others when this one leaves: late, where it is silent. The first
+                # may hold what tells the others that it has spoken.
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                time.sleep(PATIENCE if not speaks else PATIENCE / 5 if first else 0)
                 _leave(code)
         if not first:
             _leave(0)

@@ -6,6 +6,7 @@ whatever waits for it raises `Elsewhere`.
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -69,15 +70,30 @@ def speaks(error: BaseException, patience: float) -> bool:
 
     One that only knows of another's end gives that one so many seconds to say more.
     """
-    with suppress(RuntimeError):  # a store that went with its process
-        if _store is not None:
-            end = time.monotonic() + patience
-            while isinstance(error, Elsewhere) and time.monotonic() < end:
-                if _store.check([SAID]):
-                    return False
-                time.sleep(0.1)
-            return bool(_store.add(SAID, 1) == 1)
+    if _store is None:
+        return True
+    with _silent(), suppress(RuntimeError):  # torch's own words of a store that went with a process
+        end = time.monotonic() + patience
+        while isinstance(error, Elsewhere) and time.monotonic() < end:
+            if _store.check([SAID]):
+                return False
+            time.sleep(0.1)
+        return bool(_store.add(SAID, 1) == 1)
     return True
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """A block in which nothing comes to stderr, from below Python either."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 @contextmanager
