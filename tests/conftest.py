@@ -84,6 +84,14 @@ def demo():
     return SimpleNamespace(batch=batch, head=pack.head, pack=pack)
 
 
+@pytest.fixture(scope="module")
+def few_choices():
+    """`auto` chooses among a few recipes, where all the others are tested beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("featcal.methods.auto.OTHERS", ("temperature", "sample | svs"))
+        yield
+
+
 @pytest.fixture(scope="session")
 def made():
     """Makes a linear classifier that is overconfident because some activations are too large."""

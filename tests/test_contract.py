@@ -25,6 +25,7 @@ from torch import nn
 from featcal import Batch, InputError, parse
 from featcal.core.batch import CHUNK_ROWS, Chunked
 
+pytestmark = pytest.mark.usefixtures("few_choices")
 every_case = pytest.mark.parametrize(("recipe", "mode"), CASES)
 every_single = pytest.mark.parametrize(("recipe", "mode"), SINGLE)
 # The same fit in another way: coverage has seen every line of it and would only cost time.

@@ -1,21 +1,24 @@
 """What every method promises beside its fit: the identity, files, copies, exports, processes."""
 
 import copy
-import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
+import traceback
+from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from contract_cases import CASES, RECIPES, fit, fitted, outputs, same_fit, shared_world
 
 import featcal
 from featcal import InputError, parse
+from featcal.core import fit as fit_module
 from featcal.heads.head import CalibratedHead
+from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
+from forked import ended, started
 
+pytestmark = pytest.mark.usefixtures("few_choices")
 every_case = pytest.mark.parametrize(("recipe", "mode"), CASES)
 every_recipe = pytest.mark.parametrize("recipe", RECIPES)
 
@@ -80,48 +83,23 @@ def test_wrap_takes_the_place_of_the_head_in_any_precision(recipe, mode, world):
     assert outputs(calibrator.double(), world.features, head).dtype == torch.float32
 
 
-WORKER = """
-import datetime, json, os, sys, time, traceback
-import torch
-torch.set_num_threads(1)
-import torch.distributed as dist
-from torch import nn
-import featcal.core.fit
-from featcal import Batch, parse
+def shard(batch, rank, layout):
+    """A rank's batches."""
+    cuts = {"uneven": ((0, 90, 300), (300, 800, 1200)), "small": ((0, 90), (90, 400))}
+    cuts |= {"no rows": ((0, 800, 1200), (0, 0)), "no batches": ((0, 800, 1200), ())}
+    return [batch.rows(slice(*ends)) for ends in pairwise(cuts[layout][rank])]
 
-jobs, arrays, folder = json.loads(sys.argv[1]), torch.load(sys.argv[2]), sys.argv[3]
 
-def shard(rank, layout):
-    part = lambda a, b: Batch(
-        arrays["logits"][a:b], arrays["labels"][a:b], arrays["features"][a:b])
-    n = len(arrays["labels"])
-    if layout == "uneven":
-        return [part(0, 90), part(90, 300)] if rank == 0 else [part(300, 800), part(800, n)]
-    if layout == "small":
-        return [part(0, 90)] if rank == 0 else [part(90, 400)]
-    if rank == 1:
-        return [part(0, 0)] if layout == "no rows" else []
-    return [part(0, 800), part(800, n)]
+def fit_share(world, rank, recipe, mode, layout):
+    calibrator, data = parse(recipe), shard(world.batch, rank, layout)
+    found = fit(calibrator, data, world.head, mode=mode)
+    return {"report": found.report.as_json(), "state": found.outcome().state_dict()}
 
-def fit(number, rank, recipe, mode, layout):
-    featcal.core.fit.FEW_NUMBERS = 0  # few rows would all be brought together
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/{number}.store", rank=rank, world_size=2,
-        timeout=datetime.timedelta(seconds=60))
-    head = nn.Linear(*reversed(arrays["weight"].shape))
-    head.load_state_dict({"weight": arrays["weight"], "bias": arrays["bias"]})
-    calibrator, data = parse(recipe), shard(rank, layout)
-    found = calibrator.fit(data, head, mode=mode, train=data if calibrator.needs_train else None)
-    torch.save(found.outcome().state_dict(), f"{folder}/{number}-{rank}.pt")
-    return {"report": found.report.as_json()}
 
-def metrics(rank):
-    from featcal.metrics import Bins, ClassBins, Ordered, Predictions, ProperSums
+def summarise_share(world, rank):
+    def given(part, kind=torch.float32):
+        return Predictions.of(logits=world.logits[part].to(kind), labels=world.labels[part])
 
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/metrics.store", rank=rank, world_size=2)
-    given = lambda part, kind=torch.float32: Predictions.of(
-        logits=arrays["logits"][part].to(kind), labels=arrays["labels"][part])
     whole, none = given(slice(None)), given(slice(0, 0), torch.float64)
     uneven = given([slice(0, 300), slice(300, None)][rank])
     for mine in (uneven, whole if rank == 0 else none):
@@ -132,36 +110,17 @@ def metrics(rank):
                 torch.testing.assert_close(getattr(found, name), expected)
     return {}
 
-def child(rank):
-    for number, job in [("metrics", None), *enumerate(jobs)]:
-        try:
-            result = fit(number, rank, *job) if job else metrics(rank)
-        except BaseException:
-            result = {"error": traceback.format_exc()[-1500:]}
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        with open(f"{folder}/{number}-{rank}.json", "w") as file:
-            json.dump(result, file)
-    os._exit(0)
-
-children = []
-for rank in range(2):
-    pid = os.fork()
-    if pid == 0:
-        child(rank)
-    children.append(pid)
-deadline = time.monotonic() + 900
-while children and time.monotonic() < deadline:
-    children = [pid for pid in children if os.waitpid(pid, os.WNOHANG) == (0, 0)]
-    time.sleep(0.01)
-for pid in children:
-    os.kill(pid, 9)
-    os.waitpid(pid, 0)
-"""
 
 # Uneven shards for most; of the odd layouts one each, in turn.
 ODD = ["small", "no rows", "no batches"]
-ONCE = ("clip", "dirichlet", "parameterised", "vector", "clip(min_accuracy=0.99) | temperature")
+ONCE = (
+    "auto",
+    "clip",
+    "dirichlet",
+    "parameterised",
+    "vector",
+    "clip(min_accuracy=0.99) | temperature",
+)
 SHARED_OUT = [(*case, "uneven") for case in CASES if case[0] not in ONCE]
 SHARED_OUT += [(*case, ODD[number % 3]) for number, case in enumerate(CASES) if "|" not in case[0]]
 
@@ -174,26 +133,27 @@ def two_processes(world, tmp_path_factory, request):
     items = [item for item in request.session.items if item.name.startswith(f"{name}[")]
     wanted = [item.callspec.params for item in items]
     jobs = [(one["recipe"], one["mode"], one["layout"]) for one in wanted]
-    (folder / "worker.py").write_text(WORKER)
-    arrays = {name: getattr(world, name) for name in ("features", "logits", "labels")}
-    torch.save({**arrays, **world.head.state_dict()}, folder / "arrays.pt")
-    subprocess.run(
-        [sys.executable, folder / "worker.py", json.dumps(jobs), folder / "arrays.pt", folder],
-        check=True,
-        timeout=1500,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        cwd=Path(__file__).parent,
-    )
+
+    def work(rank):
+        fit_module.FEW_NUMBERS = 0  # few rows would all be brought together
+        for number, job in [("metrics", None), *enumerate(jobs)]:
+            store = f"file://{folder}/{number}.store"
+            dist.init_process_group(
+                "gloo", store, rank=rank, world_size=2, timeout=timedelta(seconds=60)
+            )
+            try:
+                found = fit_share(world, rank, *job) if job else summarise_share(world, rank)
+            except BaseException:
+                found = {"error": traceback.format_exc()}
+            dist.destroy_process_group()
+            torch.save(found, folder / f"{number}-{rank}.pt")
+
+    ended(started(2, work, folder), folder, longest=900)
 
     def result(*job):
         number = jobs.index(job) if job else "metrics"
-        ranks = []
-        for rank in range(2):
-            file = folder / f"{number}-{rank}.json"
-            ranks.append(json.loads(file.read_text()) if file.exists() else {"error": "it hung"})
-            if job and "error" not in ranks[-1]:
-                ranks[-1]["state"] = torch.load(folder / f"{number}-{rank}.pt")
-        return ranks
+        files = [folder / f"{number}-{rank}.pt" for rank in range(2)]
+        return [torch.load(file) if file.exists() else {"error": "it hung"} for file in files]
 
     return result
 

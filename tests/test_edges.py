@@ -9,7 +9,8 @@ from torch import nn
 from featcal import METHODS, Batch, CalibrationWarning, InputError, load, parse, save
 from featcal.heads.head import as_head
 
-pytestmark = pytest.mark.no_cover  # other rows for known lines
+# Other rows for known lines.
+pytestmark = [pytest.mark.no_cover, pytest.mark.usefixtures("few_choices")]
 RECIPES = [*sorted(METHODS), "clip | temperature"]
 VARIANTS = [
     "density(reference=True)",

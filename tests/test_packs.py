@@ -17,9 +17,9 @@ PACKS = [
     "cifar10-vit",
     "imagenet5k-efficientnet_lite0",
 ]
-# Each method on two networks, in turn; a matrix of 100 classes takes too long, one of 1,000 is
-# refused.
-SMALL = {"matrix": PACKS[:2], "dirichlet": PACKS[1:4:2]}
+# Each method on two networks, in turn, the slowest on one; a matrix of 100 classes takes too long,
+# one of 1,000 is refused.
+SMALL = {"matrix": PACKS[:2], "dirichlet": PACKS[1:4:2], "auto": PACKS[:1], "proximity": PACKS[4:]}
 METHOD_PAIRS = [
     (pack, name)
     for at, name in enumerate(sorted(METHODS))

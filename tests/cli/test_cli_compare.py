@@ -202,9 +202,12 @@ def test_why_there_are_no_findings_is_said(pack):
 
 def test_an_ascii_terminal(pack, monkeypatch):
     """The whole output can be encoded, and the words are there."""
+    shown = ("none", "clip", "--metric", "ece", "--metric", "classwise_ece")
     for flags in ((), ("--format", "markdown")):
-        text = encoded(monkeypatch, "ascii", "compare", pack, *FEW, *flags)
+        text = encoded(monkeypatch, "ascii", "compare", pack, *shown, *FEW, *flags)
         assert re.search(r"[v^] (better|worse)", text)
+        assert text.count("]#") == 2
+        assert text.count("# Longer than it need be") == 1
 
 
 @pytest.fixture

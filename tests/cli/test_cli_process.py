@@ -1,6 +1,6 @@
 """The command as a process: exit codes, signals, pipes and a terminal.
 
-All but one are made by fork, for torch takes seconds to load.
+They are made by fork, for torch takes seconds to load.
 """
 
 import fcntl
@@ -11,7 +11,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -171,10 +170,6 @@ def test_the_page_is_served_computes_and_ends_with_ctrl_c(pack):
     assert running.end() == (0, "Stopped.\n", "")
 
 
-def left(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def test_a_reader_of_a_run_that_goes_away_costs_nothing(train_project):
     """`featcal train ... | head`: what is done is kept, and the same command goes on."""
     running = Process(*words("read", epochs=2000))
@@ -185,29 +180,6 @@ def test_a_reader_of_a_run_that_goes_away_costs_nothing(train_project):
     assert code == 130
     assert said.startswith("Interrupted: what is done is kept in read/checkpoint.safetensors;")
     assert (train_project / "read" / "checkpoint.safetensors").exists()
-
-
-def test_two_processes_share_the_work_and_one_speaks(train_project):
-    """The real launcher and the real command, loaded anew."""
-    launcher = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "featcal",
-    ]
-    command = [sys.executable, *launcher, *map(str, words("both", "--device", "cpu"))]
-    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=quiet)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.count("2 processes") == ran.stdout.count("\n      1/2 ") == 1
-    assert ran.stdout.count("Wrote both") == 1
-    record = json.loads((train_project / "both" / "run.json").read_text())
-    assert record["processes"] == 2
-    assert left(train_project / "both") == ["model.safetensors", "pack", "run.json"]
-    assert done("eval", "both/pack", "--json").json["n"] == 20
 
 
 def test_what_another_process_alone_refuses_is_said_late(train_project, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from cli_cases import arrays, done, featcal, logits_alone, packed, tree
 from nets import BUILD
+from train_cases import words, write_data, write_network
 
 from featcal import Pack, load
 from featcal.cli import app, main
@@ -26,6 +27,8 @@ pytestmark = pytest.mark.no_cover  # forked
 def project(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     (folder / "rank_nets.py").write_text(textwrap.dedent(BUILD))
+    write_data(folder)
+    write_network(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", list(sys.path))
@@ -153,7 +156,7 @@ def test_a_joint_fit_waits_for_the_others_a_few_times(pack, tmp_path):
 
 def test_collect_by_two_processes_goes_on_where_it_was(project, tmp_path):
     done("collect", "rank_nets:build", "-o", "one", "--shard-rows", "30")
-    words = ("collect", "rank_nets:build", "-o", "both", "--shard-rows", "30")
+    command = ("collect", "rank_nets:build", "-o", "both", "--shard-rows", "30")
 
     def killed(rank):
         if rank == 1:
@@ -167,14 +170,14 @@ def test_collect_by_two_processes_goes_on_where_it_was(project, tmp_path):
 
             resume.tell = dies
 
-    told = shared(2, tmp_path, *words, change=killed)
+    told = shared(2, tmp_path, *command, change=killed)
     assert told[1][0] == -signal.SIGKILL
     assert told[0][0] == 2
     assert told[0][1].startswith("Error: another process of this job has ended")
     assert told[0][1].count("\n") == 1
     assert not (project / "both").exists()
-    assert "was begun by 2 processes" in shared(3, tmp_path, *words)[0][1]
-    assert "Wrote both: 240 rows" in first_says(shared(2, tmp_path, *words))
+    assert "was begun by 2 processes" in shared(3, tmp_path, *command)[0][1]
+    assert "Wrote both: 240 rows" in first_says(shared(2, tmp_path, *command))
     assert not (project / "both.parts").exists()
     one, both = Pack.open("one"), Pack.open("both")
     both.verify()
@@ -184,6 +187,16 @@ def test_collect_by_two_processes_goes_on_where_it_was(project, tmp_path):
         for name in ("features", "labels"):
             found = [torch.cat([getattr(batch, name) for batch in each]) for each in pairs]
             assert torch.equal(*found)
+
+
+def test_train_by_two_processes(project, tmp_path):
+    said = first_says(shared(2, tmp_path, *words("trained", "--device", "cpu")))
+    assert said.count("2 processes") == said.count("\n      1/2 ") == 1
+    assert said.count("Wrote trained") == 1
+    assert json.loads((project / "trained" / "run.json").read_text())["processes"] == 2
+    names = sorted(path.name for path in (project / "trained").iterdir())
+    assert names == ["model.safetensors", "pack", "run.json"]
+    assert done("eval", "trained/pack", "--json").json["n"] == 20
 
 
 def test_what_is_wrong_is_said_once_by_the_process_that_knows(pack, tmp_path):

@@ -37,5 +37,6 @@ def batches(case):
 
 @pytest.fixture
 def fitted(batches):
-    """Calibrates such a model, each step for itself, which is the quicker way."""
-    return partial(calibrate, loader=batches, recipe="clip | temperature", mode="sequential")
+    """Calibrates such a model the quick way: each step for itself, and without evidence."""
+    quick = {"mode": "sequential", "evidence": False}
+    return partial(calibrate, loader=batches, recipe="clip | temperature", **quick)

@@ -77,7 +77,7 @@ def bert():
         model,
         inputs,
         batches,
-        calibrate(model, batches, "clip | temperature", mode="sequential"),
+        calibrate(model, batches, "clip | temperature", mode="sequential", evidence=False),
     )
 
 

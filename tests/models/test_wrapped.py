@@ -1,11 +1,7 @@
 """A calibrated model inside DDP, FSDP and torch.compile, in other precisions, and in training."""
 
 import copy
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import importlib
 
 import pytest
 import torch
@@ -14,6 +10,7 @@ import two_ranks
 from whole_path import BATCH, Snapshot, calibrator_of, logits_of, unsettle
 
 from featcal import attach, parse
+from forked import ended, started
 
 FITTED = {"threshold": 0.3, "temperature": 2.0}
 
@@ -34,18 +31,14 @@ def by_hand(model, images):
 def ranks(tmp_path_factory):
     """What two gloo processes saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    here = str(Path(__file__).parent)
-    subprocess.run(
-        [sys.executable, two_ranks.__file__, folder],
-        check=True,
-        timeout=2 * two_ranks.PATIENCE,
-        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": here},
-    )
-    files = [folder / f"{rank}.json" for rank in range(2)]
-    seen = [json.loads(file.read_text()) if file.exists() else {"error": "hung"} for file in files]
-    errors = [one["error"] for one in seen if "error" in one]
-    assert not errors, "\n".join(errors)
-    return seen
+    importlib.import_module("torch._dynamo")  # DDP asks for it: once, before the processes part
+
+    def work(rank):
+        torch.save(two_ranks.one_rank(folder, rank), folder / f"{rank}.pt")
+
+    told = ended(started(2, work, folder), folder, longest=two_ranks.PATIENCE)
+    assert [code for code, _ in told] == [0, 0], told
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
 def test_two_ranks_calibrate_to_the_model_of_one(ranks, model, fitted):

@@ -1,16 +1,7 @@
-"""Two gloo processes that calibrate one model on their own rows, wrap it and train a step.
-
-Run as a program with a folder; each rank leaves what it saw in `<rank>.json` there.
-"""
+"""What two gloo processes do: calibrate one model on their own rows, wrap it, train a step."""
 
 import copy
 import datetime
-import importlib
-import json
-import os
-import sys
-import traceback
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -128,28 +119,3 @@ def one_rank(folder, rank):
     except (ImportError, NotImplementedError) as error:  # torch before 2.6, or without this on CPU
         seen["fsdp"] = {"missing": str(error)}
     return seen
-
-
-def child(folder, rank):
-    try:
-        seen = one_rank(folder, rank)
-    except BaseException:
-        seen = {"error": traceback.format_exc()}
-    Path(folder, f"{rank}.json").write_text(json.dumps(seen))
-    os._exit(0)  # what the parent has open is not this process's to close
-
-
-def main(folder):
-    torch.set_num_threads(1)
-    importlib.import_module("torch._dynamo")  # DDP asks for it: once, before the processes part
-    children = []
-    for rank in range(2):
-        children.append(os.fork())
-        if children[-1] == 0:
-            child(folder, rank)
-    for pid in children:
-        os.waitpid(pid, 0)  # gloo gives up by itself
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -180,7 +180,8 @@ def whole_path(model, batches, folder, *, head=None, link=None, exports=True):
     inputs = inputs_of(batches[0])
     unsettle(model)
     before = Snapshot(model)
-    calibrated = featcal.calibrate(model, batches, RECIPE, head=head, mode="sequential")
+    quick = {"mode": "sequential", "evidence": False}
+    calibrated = featcal.calibrate(model, batches, RECIPE, head=head, **quick)
     before.check()
     calibrator = calibrator_of(calibrated)
     check_class(model, calibrated)

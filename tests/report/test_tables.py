@@ -175,6 +175,24 @@ def test_the_layout_of_the_paper_compares_each_method_with_itself(found):
     assert latex_problems(tables.latex(paper, blocks)) == []
 
 
+def test_signs_mark_intervals_that_are_not_what_they_say(found, made):
+    both = made(n=300, d=10, k=4)
+    right = Batch(both.logits, both.logits.argmax(1))
+    sure = compare(right, right, ["none"], resamples=100)
+    shown = columns(("nll", "classwise_ece"))
+    for comparison, few in ((found, ""), (sure, "†")):
+        blocks = [comparison_block(comparison, shown)]
+        plain, wide = (cell.range.partition("]")[2] for cell in blocks[0].lines[0].cells)
+        assert (plain, wide) == (few, f"{few}‡")
+        for sign in wide:  # explained once, in every format
+            assert [n[0] for n in tables.notes(comparison, blocks)].count(sign) == 1
+            assert f"- {sign} " in tables.markdown(comparison, blocks)
+        assert latex_problems(tables.latex(comparison, blocks)) == []
+        assert "‡" not in tables.markdown(comparison)  # where no such column is shown
+        assert comparison.as_json()["settings"]["wide"] == ["classwise_ece"]
+        assert comparison[0].as_json().get("few_wrong", False) is bool(few)
+
+
 def test_notes_say_how_the_numbers_came(found):
     assert len(tables.notes(found)) == 3
     named = {"pack": "p", "fit_split": "val", "test_split": "test", "mode": "joint"}

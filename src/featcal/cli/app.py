@@ -51,7 +51,7 @@ HEIGHT = 25  # rich takes a width at its word only with a height, else a dumb te
 PATIENCE = 5.0  # seconds; torchrun looks at its processes ten times in one
 TEXT_WIDTH = 120  # of footnotes in a pipe, which have to be folded somewhere
 STYLES = {r"\S better": "green", r"\S worse": "red", r"\[[-\d].*\]": "dim"}  # of parts of a cell
-PLAIN = str.maketrans({"▼": "v", "▲": "^", "↓": "v", "↑": "^", "±": "+-"})
+PLAIN = str.maketrans({"▼": "v", "▲": "^", "↓": "v", "↑": "^", "±": "+-", "†": "+", "‡": "#"})
 Line = str | Table
 Answer = tuple[dict[str, Any], Iterable[Line]]
 

@@ -236,7 +236,7 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
 
 def lines_of(found: Comparison, blocks: list[tables.Block]) -> list[app.Line]:
     """The tables with how they came about above them, and below what a reader must know."""
-    title, *legend = tables.notes(found)
+    title, *legend = tables.notes(found, blocks)
     # Where there could be findings, and are none for want of something to compare with.
     compared = any(other is not None for other in found.against)
     others = any(row.recipe != NONE for row in found)

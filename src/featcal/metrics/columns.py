@@ -40,6 +40,8 @@ class Column:
         low: its smallest possible value.
         high: its largest.
         power: of the noise variance it grows by where all is noise, see `report/bootstrap.py`.
+        wide: whether its 95 % interval holds the truth nearly always (docs/trust.md): longer than
+            it need be.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Column:
     low: float = 0.0
     high: float = 1.0
     power: float = 0.5
+    wide: bool = False
 
     @property
     def unit(self) -> str:
@@ -96,7 +99,9 @@ _ALL = (
         lambda rows, bins: adaptive_ece_of(rows, bins=bins),
     ),
     Column(
-        *("classwise_ece", "classwise ECE", "classwise ECE", ClassBins), lambda bins, _: bins.ece
+        *("classwise_ece", "classwise ECE", "classwise ECE", ClassBins),
+        lambda bins, _: bins.ece,
+        wide=True,
     ),
     Column("mce", "MCE", "MCE (worst bin)", Bins, lambda bins, _: bins.mce),
     Column("rms_ce", "RMS-CE", "RMS calibration error", Bins, lambda bins, _: bins.rms_ce),

@@ -190,6 +190,7 @@ def settings_of(
         **{"mode": mode, "bins": bins, "folds": folds, "resamples": resamples, "seed": seed},
         **{"level": LEVEL, "baseline": baseline},
         "marks": {"correction": "holm", "floor": FLOOR},
+        "wide": [name for name, column in COLUMNS.items() if column.wide],
         "drawn": drawn.as_json if drawn else {"groups": None, "samples": None, "unseen": UNSEEN},
         "versions": versions(),
     }

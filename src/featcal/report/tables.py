@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from featcal.report.scores import Scores
 
 FEW = "†"  # at an interval that rests on few wrong rows
+WIDE = "‡"  # at one that holds the truth more often than it says
 
 
 def inert(text: str) -> str:
@@ -170,7 +171,7 @@ class Cell:
         """[4.31, 5.07], or nothing."""
         low, high = self.interval.low, self.interval.high
         number = self.column.number
-        sign = FEW if self.few_wrong else ""
+        sign = FEW * self.few_wrong + WIDE * self.column.wide
         return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]{sign}"
 
     @property
@@ -294,14 +295,14 @@ def markdown(
     for table in text_tables(comparison, blocks, arrows):
         title = f"**{table.title}**\n\n" if table.title else ""
         parts.append(title + table.markdown(gap=" "))
-    told = "\n".join(f"- {note}" for note in notes(comparison))
+    told = "\n".join(f"- {note}" for note in notes(comparison, blocks))
     return inert("\n\n".join([*parts, told])) + "\n"
 
 
 def html(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
     """The same as HTML, for notebooks."""
     tables = text_tables(comparison, blocks)
-    told = " ".join(notes(comparison))
+    told = " ".join(notes(comparison, blocks))
     return "".join(
         html_table(
             table.headings, table.rows, above=table.title, below=told if table is tables[-1] else ""
@@ -343,7 +344,8 @@ def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
     def text(cell: Cell) -> str:
         number = f"\\textbf{{{cell.number}}}" if cell.best else cell.number
         arrows = {"down": "$\\downarrow$", "up": "$\\uparrow$"}
-        small = " ".join(filter(None, [cell.range, finding_text(cell, arrows)]))
+        around = cell.range.replace(FEW, "$\\dagger$").replace(WIDE, "$\\ddagger$")
+        small = " ".join(filter(None, [around, finding_text(cell, arrows)]))
         return f"{number} {{\\scriptsize {small}}}" if small else number
 
     parts = []
@@ -358,7 +360,7 @@ def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
             label = escaped(line.label) if block.title else f"\\texttt{{{escaped(line.label)}}}"
             rows.append(" & ".join([label, *map(text, line.cells)]) + " \\\\")
         parts.append("\n".join([*rows, "\\bottomrule", "\\end{tabular}"]) + "\n")
-    comments = "".join(f"% {note}\n" for note in notes(comparison))
+    comments = "".join(f"% {note}\n" for note in notes(comparison, blocks))
     return "% needs \\usepackage{booktabs}\n" + comments + "\n".join(parts)
 
 
@@ -406,14 +408,8 @@ def answers_text(scores: Scores) -> str:
     )
 
 
-def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = True) -> list[str]:
-    """How the numbers came about, in two or three sentences.
-
-    Args:
-        comparison: the rows.
-        intervals: whether they are shown, and so have to be explained.
-        findings: whether they are.
-    """
+def notes(comparison: Comparison, blocks: Sequence[Block] | None = None) -> list[str]:
+    """How the numbers came about, in two or three sentences, and what the signs in blocks mean."""
     settings, n = comparison.settings, comparison[0].scores.n if len(comparison) else 0
     where = f"{settings['pack']}: " if settings.get("pack") else ""
     way = "jointly" if settings.get("mode") == "joint" else "step by step"
@@ -432,21 +428,25 @@ def notes(comparison: Comparison, *, intervals: bool = True, findings: bool = Tr
         found.append(f"{', '.join(names)}.")
     if not settings.get("resamples") or n < 2:
         return found
-    if intervals:
-        drawn = settings.get("drawn", {})
-        groups, samples = drawn.get("groups"), drawn.get("samples")
-        of = f"{samples:,} samples with all their rows" if samples else "these rows"
-        of = f"{groups:,} groups of {of}" if groups else of
+    drawn = settings.get("drawn", {})
+    groups, samples = drawn.get("groups"), drawn.get("samples")
+    of = f"{samples:,} samples with all their rows" if samples else "these rows"
+    of = f"{groups:,} groups of {of}" if groups else of
+    found.append(
+        f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of {of} "
+        f"(seed {settings['seed']}); the fits stay as they are."
+    )
+    if any(row.scores.few_wrong for row in comparison):
         found.append(
-            f"In brackets: 95 % intervals from {settings['resamples']:,} resamples of {of} "
-            f"(seed {settings['seed']}); the fits stay as they are."
+            f"{FEW} Fewer than {FEW_WRONG} rows are wrong: what errors that were not seen "
+            "would cost is a guess, and so is the length of the interval."
         )
-        if any(row.scores.few_wrong for row in comparison):
-            found.append(
-                f"{FEW} Fewer than {FEW_WRONG} rows are wrong: what errors that were not seen "
-                "would cost is a guess, and so is the length of the interval."
-            )
-    if findings and any(other is not None for other in comparison.against):
+    cells = (cell for block in blocks or () for line in block.lines for cell in line.cells)
+    if any(cell.column.wide for cell in cells):
+        found.append(
+            f"{WIDE} Longer than it need be: simulated ones hold the truth in more than 98 %."
+        )
+    if any(other is not None for other in comparison.against):
         found.append(
             f"Better, worse: the paired difference from {settings['baseline']} excludes 0, by "
             "Holm's correction for all recipes of a column, and shows in its digits; no word: "
