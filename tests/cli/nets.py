@@ -29,6 +29,19 @@ def more():
 def inner():
     return {"model": net(), "loaders": {"val": loader(150, 1)}, "layer": "2"}
 
+def pixels():
+    # Batches end where shards and processes do not; the test split is a plain list.
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 3, 1))
+    for weight in model.parameters():
+        weight.data = torch.randn(weight.shape, generator=generator)
+    inputs = torch.randn(33, 3, 6, 6, generator=generator)
+    labels = torch.randint(-1, 3, (33, 6, 6), generator=generator)
+    val = DataLoader(TensorDataset(inputs[:22], labels[:22]), batch_size=5)
+    test = list(zip(inputs[22:].split(2), labels[22:].split(2), strict=True))
+    return {"model": model, "loaders": {"val": val, "test": test}, "positions": 20,
+            "ignore_index": -1}
+
 class Bag(nn.Module):
     def __init__(self):
         super().__init__()

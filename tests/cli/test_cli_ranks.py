@@ -154,9 +154,11 @@ def test_a_joint_fit_waits_for_the_others_a_few_times(pack, tmp_path):
     assert int(told[1][1].split()[-1]) < 20
 
 
-def test_collect_by_two_processes_goes_on_where_it_was(project, tmp_path):
-    done("collect", "rank_nets:build", "-o", "one", "--shard-rows", "30")
-    command = ("collect", "rank_nets:build", "-o", "both", "--shard-rows", "30")
+@pytest.mark.parametrize(("target", "rows"), [("build", 240), ("pixels", 660)])
+def test_collect_by_two_processes_goes_on_where_it_was(target, rows, project, tmp_path):
+    first, second = f"{target}-one", f"{target}-both"
+    done("collect", f"rank_nets:{target}", "-o", first, "--shard-rows", "30")
+    command = ("collect", f"rank_nets:{target}", "-o", second, "--shard-rows", "30")
 
     def killed(rank):
         if rank == 1:
@@ -175,18 +177,25 @@ def test_collect_by_two_processes_goes_on_where_it_was(project, tmp_path):
     assert told[0][0] == 2
     assert told[0][1].startswith("Error: another process of this job has ended")
     assert told[0][1].count("\n") == 1
-    assert not (project / "both").exists()
+    assert not (project / second).exists()
     assert "was begun by 2 processes" in shared(3, tmp_path, *command)[0][1]
-    assert "Wrote both: 240 rows" in first_says(shared(2, tmp_path, *command))
-    assert not (project / "both.parts").exists()
-    one, both = Pack.open("one"), Pack.open("both")
+    assert f"Wrote {second}: {rows} rows" in first_says(shared(2, tmp_path, *command))
+    assert not (project / f"{second}.parts").exists()
+    one, both = Pack.open(first), Pack.open(second)
     both.verify()
     assert both.splits == one.splits
     for split in one.splits:
         pairs = [list(each.split(split)) for each in (one, both)]
-        for name in ("features", "labels"):
+        for name in ("features", "labels", *["groups"] * (target == "pixels")):
             found = [torch.cat([getattr(batch, name) for batch in each]) for each in pairs]
-            assert torch.equal(*found)
+            assert torch.equal(*found), name
+    if target == "pixels":  # 220 rows of 11 images: the sixth is cut in the middle
+        asked = ("compare", second, "none", "temperature", "--resamples", "100", "--json")
+        for more in ((), ("--folds", "11")):
+            expected = done(*asked, *more).json
+            close(json.loads(first_says(shared(2, tmp_path, *asked, *more))), expected)
+        folds = (*asked, "--fit-split", "test", "--folds", "12")
+        assert "for 11 samples" in shared(2, tmp_path, *folds)[0][1]
 
 
 def test_train_by_two_processes(project, tmp_path):

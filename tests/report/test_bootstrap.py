@@ -323,6 +323,40 @@ def test_the_table_of_coverage_is_that_of_its_result_file(imported):
         assert sum(one["better"] + one["worse"] for one in false) / len(false) <= 0.05, name
 
 
+def test_few_units_scatter_as_students_t():
+    """Quantiles of t at 97.5 % from a printed table, for samples and rows alike."""
+    for units, t in ((10, 2.262), (30, 2.045), (50, 2.010), (201, 1.972)):
+        drawn = Resamples.draw(8 * units, 100, samples=torch.arange(8 * units) // 8)
+        expected = t / 1.960 * math.sqrt(units / (units - 1))
+        assert drawn.few == pytest.approx(expected, abs=3e-3)
+        assert Resamples.draw(units, 100).few == drawn.few
+    logits, labels = rows(60, 3)
+    alone = Batch(logits, labels, groups=torch.zeros(60, dtype=torch.int64))
+    assert evaluate(alone, resamples=100).intervals == {}  # one sample says nothing of others
+
+
+def test_noise_of_rows_that_are_alike_is_told_from_an_error():
+    """Of samples whose rows are all right or all wrong, by the chance that is claimed."""
+    right = torch.arange(100).repeat_interleave(20) % 5 > 0
+    logits = torch.tensor([[math.log(4), 0.0]]).expand(2000, 2)
+    for groups, samples in ((torch.arange(100).repeat_interleave(20), 100), (None, 2000)):
+        scores = evaluate(Batch(logits, (~right).long(), groups=groups), resamples=1000)
+        deviation = math.sqrt(0.8 * 0.2 / samples)
+        most = deviation * (math.sqrt(2 / math.pi) + 1.96 * math.sqrt(1 - 2 / math.pi))
+        assert scores.chance["ece"][0] == pytest.approx(most, rel=0.08)
+
+
+def test_the_table_of_samples_is_that_of_its_result_file(imported):
+    module = imported("clustered_coverage")
+    results = json.loads(module.RESULTS.read_text())
+    shown = module.DOCS.read_text().split(module.START)[1].split(module.END)[0].strip()
+    assert shown == module.table(results)
+    for one in results["rows"]:
+        for name in module.METRICS:
+            assert one["by_samples"][name] >= 0.93, (one["samples"], name)
+            assert one["by_rows"][name] < 0.93, (one["samples"], name)
+
+
 def test_rows_of_a_sample_are_drawn_together():
     """Copies of rows tell nothing new: drawn by samples, the intervals are those of one copy."""
     draw = torch.Generator().manual_seed(0)

@@ -220,8 +220,9 @@ def survey(data: Data, head: Head | None) -> Facts:
         return data.surveyed[1]
     refused: InputError | None = None
     local, one_hot = Facts(0, 0, 0, torch.device("cpu")), True
+    samples: set[int] = set()
     try:
-        local, one_hot = _local_facts(data, head)
+        local, one_hot, samples = _local_facts(data, head)
     except InputError as error:
         refused = error
     # All processes leave together: one that raises alone would leave the others waiting for it.
@@ -230,7 +231,10 @@ def survey(data: Data, head: Head | None) -> Facts:
         raise refused
     if anywhere:
         raise Elsewhere("another process found data it cannot use: see what it says")
-    rows, groups = dist.total(torch.tensor([local.rows, local.groups])).tolist()
+    rows, groups = dist.total(torch.tensor([local.rows, len(samples)])).tolist()
+    if groups:  # two processes may share a sample
+        numbers = torch.tensor(sorted(samples), dtype=torch.int64)
+        groups = len(set(dist.gather(numbers).tolist()))
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
     known = [local.classes, local.width, int(local.several), int(not one_hot)]
@@ -275,8 +279,8 @@ def together(data: Data, facts: Facts) -> Iterator[Data]:
         yield Chunked([unchecked(**every)])  # type: ignore[arg-type]
 
 
-def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool]:
-    """What this process's own rows tell, and whether labels (n, k) have one 1 in each."""
+def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool, set[int]]:
+    """What this process's own rows tell, whether labels (n, k) have one 1 in each, the samples."""
     rows, classes, width, device = 0, 0, 0, torch.device("cpu")
     first: list[int | None] = []
     groups: set[int] = set()
@@ -300,7 +304,7 @@ def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool]:
         rows += len(batch)
         groups.update([] if batch.groups is None else batch.groups.tolist())
     several = rows > 0 and first[-1] != 1
-    return Facts(rows, classes, width, device, len(groups), several), one_hot
+    return Facts(rows, classes, width, device, len(groups), several), one_hot, groups
 
 
 @torch.no_grad()

@@ -166,14 +166,16 @@ class Collector:
             for inputs, labels in unpacked(self.model, loader, self.unpack):
                 if len(labels) == 0:
                     continue
-                yield self.one(inputs, labels, done * dist.world() + dist.rank())
+                # Each process has its own samples; where they were dealt out, by turns.
+                first, end = (at * dist.world() + dist.rank() for at in (done, done + len(labels)))
+                yield self.one(inputs, labels, range(first, end, dist.world()))
                 done += len(labels)
                 tell(label, done, max(expected, done))
         if not done:
             raise InputError("loader is empty: pass held-out data as (inputs, labels)")
 
-    def one(self, inputs: Any, labels: Tensor, first: int) -> Batch:  # noqa: ANN401
-        """What one batch gives, of samples that count from `first` on; in eval mode already."""
+    def one(self, inputs: Any, labels: Tensor, numbers: range) -> Batch:  # noqa: ANN401
+        """What one batch gives, of samples of these numbers; in eval mode already."""
         inputs = placed(inputs, self.model)
         if not hasattr(self, "path"):
             self.example = inputs
@@ -183,7 +185,7 @@ class Collector:
             self.path = find_path(self.model, self.told, inputs=inputs, several=several)
         if isinstance(inputs, Mapping):
             labels = next_tokens(inputs.get("input_ids"), labels, self.ignore_index)
-        seen = self._seen(inputs, labels, first)
+        seen = self._seen(inputs, labels, numbers)
         if not hasattr(self, "head"):
             self.head = self._proved_head(inputs, seen)
         elif self.layer is not None and not _makes(self.head, seen):
@@ -193,13 +195,13 @@ class Collector:
         logits, kept = (part.to("cpu", copy=True) for part in (seen.logits, seen.labels))
         return Batch(logits, kept, features, seen.groups)  # one logit becomes two here
 
-    def _seen(self, inputs: Any, labels: Tensor, first: int) -> Seen:  # noqa: ANN401
+    def _seen(self, inputs: Any, labels: Tensor, numbers: range) -> Seen:  # noqa: ANN401
         """What the layers took and gave in one forward pass, at the positions that are kept."""
         if self.path == find.OUTPUT:
             given = find.logits_in(find.run(self.model, inputs))
             axis = find.class_axis(given)
             if labels.ndim > 1 and given.ndim > 2:
-                return self._drawn(None, given, axis, labels, first)
+                return self._drawn(None, given, axis, labels, numbers)
             logits = given.reshape(len(given), -1)
             self._check_count(self.path, len(logits), labels)
             return Seen(None, logits, None, labels)
@@ -223,7 +225,7 @@ class Collector:
                     "layer= keeps whole samples, and these labels have a place in theirs: leave "
                     "it out"
                 )
-            return self._drawn(entered, given, along, labels, first)
+            return self._drawn(entered, given, along, labels, numbers)
         kept = (find.positions(given, part) for part in find.outputs_in(output))
         place = next((token for token in kept if token is not None), None)
         if place is not None:  # a language model scores every token and keeps one per sample
@@ -246,7 +248,7 @@ class Collector:
             )
 
     def _drawn(
-        self, entered: Tensor | None, given: Tensor, axis: int, labels: Tensor, first: int
+        self, entered: Tensor | None, given: Tensor, axis: int, labels: Tensor, numbers: range
     ) -> Seen:
         """The rows at the positions that are drawn of each sample."""
         spread = given.movedim(axis, -1)
@@ -263,8 +265,7 @@ class Collector:
         labels = labels.cpu()
         flat = labels.reshape(len(labels), -1)
         places, groups = [], []
-        for place, row in enumerate(flat):
-            number = first + place * dist.world()
+        for place, (number, row) in enumerate(zip(numbers, flat, strict=True)):
             counted = (row != self.ignore_index).nonzero()[:, 0]
             if len(counted) > most:
                 draw = np.random.default_rng((self.seed, number))

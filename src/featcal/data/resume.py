@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from featcal.core import dist
 from featcal.core.batch import Batch, Head
 from featcal.core.checks import InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked
@@ -87,7 +86,7 @@ def collect_pack(
     called = type(model).__name__ if name is None else name
     meta = {**(meta or {}), **extra}
     about = pack.described(loaders, shard_rows, dataset, called, class_names, meta)
-    rows = {split: rows_expected(loader) for split, loader in loaders.items()}
+    rows = {split: rows_expected(whole(loader)) for split, loader in loaders.items()}
     settings = {"rows": rows, "shard_rows": shard_rows, "head": head, "layer": layer}
     settings |= {"ignore_index": ignore_index, "positions": positions, "seed": seed}
     collector = Collector(model, head, layer, unpack, ignore_index, positions, seed)
@@ -124,6 +123,27 @@ def check_order(loaders: Mapping[str, Iterable[Any]]) -> None:
             raise InputError(
                 f"the loader of split {split!r} shuffles, and could not go on: give shuffle=False"
             )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Some:
+    """Some of the batches of a loader, whose samples keep their numbers among all of them."""
+
+    loader: Iterable[Any]
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.loader, self.first, self.end)
+
+
+def whole(loader: Iterable[Any]) -> Iterable[Any]:
+    """The loader that some batches are of."""
+    return loader.loader if isinstance(loader, Some) else loader
 
 
 @final
@@ -268,15 +288,15 @@ def _new_rows(
 
     Whole batches run, so that their rounding is that of a run that was never killed.
     """
-    done, expected, end = partial.rows(split), rows_expected(loader), 0
+    done, expected, end = partial.rows(split), rows_expected(whole(loader)), 0
+    if isinstance(loader, Some):
+        expected = expected * len(loader) // len(loader.loader)  # type: ignore[arg-type]
     groups = partial.groups(split)
-    samples = done if groups is None else int(groups[-1])
-    for first, inputs, labels in _batches_left(collector, loader, samples):
-        batch = collector.one(inputs, labels, first)
-        if batch.groups is not None and dist.world() > 1:  # their samples would get wrong numbers
-            raise InputError("pixels and tokens are collected by one process: leave out torchrun")
-        start = first if batch.groups is None else end
-        if groups is not None and first <= samples:
+    last = None if groups is None else int(groups[-1])
+    for before, first, inputs, labels in _batches_left(collector, loader, done, last):
+        batch = collector.one(inputs, labels, range(first, first + len(labels)))
+        start = first - before if batch.groups is None else end
+        if groups is not None and first <= groups[-1]:
             start = int(torch.searchsorted(groups, first))
         if gate.head is None:
             gate.head = _known_head(partial, collector.head)
@@ -294,34 +314,51 @@ def _new_rows(
 
 
 def _batches_left(
-    collector: Collector, loader: Iterable[Any], done: int
-) -> Iterator[tuple[int, Any, Tensor]]:
-    """The batches with samples from `done` on and two before: first number, inputs, labels.
+    collector: Collector, loader: Iterable[Any], done: int, last: int | None
+) -> Iterator[tuple[int, int, Any, Tensor]]:
+    """The batches whose samples are not all done, and two before: their numbers, inputs, labels.
 
     The two are the first batch and the one that ends what is done, to see whether they are what
     they were. Where a plain DataLoader says which samples the others are, they are not even loaded.
+
+    Args:
+        collector: of the model.
+        loader: of all batches.
+        done: samples that are done, where each is a row.
+        last: the number of the last one that is done, where they have several rows.
+
+    Yields:
+        How many samples come before those of this loader, the number of the first of the batch,
+        and the batch.
     """
+    every = whole(loader)
+    first, stop = (loader.first, loader.end) if isinstance(loader, Some) else (0, None)
     if (
-        done
-        and isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and loader.batch_sampler is not None
-        and not isinstance(loader.dataset, IterableDataset)
+        (done or every is not loader)
+        and isinstance(every, DataLoader)
+        and type(every).__iter__ is DataLoader.__iter__
+        and every.batch_sampler is not None
+        and not isinstance(every.dataset, IterableDataset)
     ):
-        indices = [list(batch) for batch in loader.batch_sampler]
+        indices = [list(batch) for batch in islice(every.batch_sampler, stop)]
         starts = [0, *accumulate(map(len, indices))]
-        kept = [i for i in range(len(indices)) if i == 0 or starts[i + 1] >= done]
-        options = {name: getattr(loader, name) for name in SAME_OPTIONS}
-        rest = DataLoader(loader.dataset, batch_sampler=[indices[i] for i in kept], **options)
+        wanted = starts[first] + done if last is None else last
+        numbers = range(first, len(indices))
+        kept = [i for i in numbers if i == first or starts[i + 1] >= wanted]
+        options = {name: getattr(every, name) for name in SAME_OPTIONS}
+        rest = DataLoader(every.dataset, batch_sampler=[indices[i] for i in kept], **options)
         batches = unpacked(collector.model, rest, collector.unpack)
         for i, (inputs, labels) in zip(kept, batches, strict=True):
-            yield starts[i], inputs, labels
+            yield starts[first], starts[i], inputs, labels
         return
-    end = 0
-    for inputs, labels in unpacked(collector.model, loader, collector.unpack):
+    before, end = 0, 0
+    batches = unpacked(collector.model, every, collector.unpack)
+    for place, (inputs, labels) in enumerate(islice(batches, stop)):
         start, end = end, end + len(labels)
-        if end > start and (start == 0 or end >= done):
-            yield start, inputs, labels
+        if place < first:
+            before = end
+        elif end > start and (start == before or end >= (before + done if last is None else last)):
+            yield before, start, inputs, labels
 
 
 def _known_head(partial: Partial, head: Head | None) -> dict[str, Tensor] | None:

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DistributedSampler
 
 from featcal.core import dist
 from featcal.core.checks import InputError
 from featcal.core.files import REMOVE, check_free, new_folder
 from featcal.data.pack import HEAD, MANIFEST, Manifest, Pack, Part, write_json
-from featcal.data.resume import SAME_OPTIONS, check_order, collect_pack
+from featcal.data.resume import Some, check_order, collect_pack
 
 PARTS = ".parts"
 
@@ -72,23 +71,7 @@ def collect_shared(
     return Pack.open(out)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Some:
-    """Some of the batches of an iterable that cannot be asked for them alone."""
-
-    loader: Iterable[Any]
-    first: int
-    end: int
-
-    def __len__(self) -> int:
-        return self.end - self.first
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.loader), self.first, self.end)
-
-
-def _own(name: str, loader: Iterable[Any], rank: int, world: int) -> Any:  # noqa: ANN401
+def _own(name: str, loader: Iterable[Any], rank: int, world: int) -> Some:
     """The batches of a loader that this process runs, one after the other."""
     if isinstance(getattr(loader, "sampler", None), DistributedSampler):
         raise InputError(
@@ -102,17 +85,7 @@ def _own(name: str, loader: Iterable[Any], rank: int, world: int) -> Any:  # noq
             f"the loader of split {name!r} has no length, and processes cannot share it: collect "
             "in one process"
         ) from error
-    first, end = rank * count // world, (rank + 1) * count // world
-    if (
-        isinstance(loader, DataLoader)
-        and type(loader).__iter__ is DataLoader.__iter__
-        and loader.batch_sampler is not None
-        and not isinstance(loader.dataset, IterableDataset)
-    ):
-        batches = [list(batch) for batch in islice(iter(loader.batch_sampler), first, end)]
-        same = {option: getattr(loader, option) for option in SAME_OPTIONS}
-        return DataLoader(loader.dataset, batch_sampler=batches, **same)
-    return _Some(loader, first, end)
+    return Some(loader, rank * count // world, (rank + 1) * count // world)
 
 
 def _join(out: Path, splits: list[str], packs: list[Pack]) -> None:

@@ -156,21 +156,35 @@ class Resamples:
         return cls(counts, plain.unit, chosen, label[chosen].long(), plain.samples)
 
     @property
+    def size(self) -> int:
+        """Units, without stand-ins."""
+        return len(self.counts) - len(self.rows)
+
+    @property
     def grouped(self) -> bool:
         """Whether rows are drawn together, by samples or in groups."""
-        return len(self.unit) > len(self.counts) - len(self.rows)
+        return len(self.unit) > self.size
+
+    @property
+    def few(self) -> float:
+        """By how much replicates of so few units scatter too little.
+
+        The variance of a resample is that of the units around their own mean, and is known from as
+        few: as Student's t has it (the series of Fisher and Cornish), relative to a normal number.
+        """
+        z, free = NORMAL, self.size - 1
+        t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
+        return t / z * math.sqrt(self.size / free)
 
     @property
     def as_json(self) -> dict[str, float | None]:
         """What is drawn, where that is not the rows, and how many rows the stand-ins weigh."""
-        units = len(self.counts) - len(self.rows)
-        groups = units if self.grouped and units != self.samples else None
+        groups = self.size if self.grouped and self.size != self.samples else None
         return {"groups": groups, "samples": self.samples or None, "unseen": UNSEEN}
 
     def units(self) -> Tensor:
         """(n + j,) the unit of each row and of each stand-in."""
-        first = len(self.counts) - len(self.rows)
-        return torch.cat([self.unit, torch.arange(first, len(self.counts))])
+        return torch.cat([self.unit, torch.arange(self.size, len(self.counts))])
 
     def sums(self, values: Tensor) -> Tensor:
         """(1 + b, c): the sums over each resample of (u + j, c) values of the units."""
@@ -254,7 +268,7 @@ class Bootstrap:
         with calm(0):
             for some in row_blocks(len(seen), width):
                 self._spread += self._take(seen, some, self.drawn.unit[first:end][some])
-            self._take(unseen, slice(None), len(self.drawn.counts) - len(self.drawn.rows) + here)
+            self._take(unseen, slice(None), self.drawn.size + here)
         self._unseen.append(Ordered.of_predictions(unseen))
         self.row = end
         self.seconds += perf_counter() - started
@@ -285,13 +299,14 @@ class Bootstrap:
         Where every probability is right, the gap of a bin has the variance v, the sum of p (1 - p),
         and the mean size of a Poisson number's deviation from its mean, which bins of a few rare
         events need and which is (2 v / pi)^(1/2) where v is large. Errors by class move together: a
-        row that one class misses another one has.
+        row that one class misses another one has. So do the rows of a sample: there the gaps of the
+        resamples around those of the data show the noise of ECE, where it is more.
 
         Args:
             ordered: as in `replicates`.
             metrics: the values on the data.
         """
-        sure = ordered.confidence.sort().values
+        sure, order = ordered.confidence.sort()
         spread = sure.double() - sure.double().square()
         at = {
             "ece": bin_index(sure, self.bins),
@@ -310,10 +325,21 @@ class Bootstrap:
             size = size.maximum((2 * v).clamp(max=0.5))  # of one row |y - p| is 2 v on average
             noise, error = float(size.sum()) / n, float((v - size.square()).clamp(min=0).sum())
             error, bias = math.sqrt(error * min(classes, 2)) / n, noise
+            if self.drawn.samples and name in at:
+                gaps = (sure.double() - ordered.correct[order].double()) * self.drawn.few / n
+                moved = self._moved(self.drawn.unit[order], at[name], gaps)
+                noise, error = max(noise, float(moved.mean())), max(error, float(moved.std()))
             if classes == 1:  # the gaps of a few large bins are all alike, or next to it
                 bias = metrics[name] - math.sqrt(max(metrics[name] ** 2 - noise**2, 0))
             found[name] = noise + NORMAL * error, bias
         return found
+
+    def _moved(self, unit: Tensor, index: Tensor, gaps: Tensor) -> Tensor:
+        """(b,) how far the summed gaps of all bins lie from those of the data, on each resample."""
+        table = torch.zeros(self.drawn.size, self.bins, dtype=torch.float64)
+        table.view(-1).index_add_(0, unit * self.bins + index, gaps)
+        sums = self.drawn.counts[: self.drawn.size].double().T @ table
+        return (sums[1:] - sums[0]).abs().sum(1)
 
     def replicates(self, ordered: Ordered, smooth_ece: float) -> dict[str, Tensor]:
         """Name -> (1 + b,) float64, the metric as `Resamples` draws; the same on every rank.

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from featcal.core.batch import Batch, Data, Head
+from featcal.core.batch import Batch, Data, Head, as_data
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import InputError
-from featcal.core.fit import FitReport, Mode
+from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.sample import mixed, row_hash
 from featcal.core.table import html_text
 from featcal.core.text import NONE
@@ -73,10 +73,9 @@ class Evidence:
                 for name, one in ((NONE, None), (recipe, made))
             )
             settings = settings_of(mode, resamples=RESAMPLES, baseline=NONE)
-            groups = (batch.groups for batch in test if batch.groups is not None)
-            scores = rows[0].scores
-            samples = len({number for group in groups for number in group.tolist()})
-            settings["drawn"]["samples"] = samples or (scores.samples if scores.labels else None)
+            with evaluating(head):
+                facts = survey(as_data(test, head), head)
+            settings["drawn"]["samples"] = facts.groups or (facts.rows if facts.several else None)
             found = Comparison(rows, (None, 0), settings)
             return cls(recipe, report, found)
         work, folds = report.rows * report.classes * max(report.features // 256, 1), FOLDS

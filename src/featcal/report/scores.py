@@ -61,8 +61,8 @@ class Scores:
         n: rows scored.
         metrics: name -> value, as fractions.
         bins: the sums behind ECE and the reliability diagram.
-        replicates: name -> (1 + b,) the metric where `Resamples` are centred, then on each of them;
-            empty without resamples.
+        replicates: name -> (1 + b,) the metric where `Resamples` are centred, then on each of them,
+            as far away from there as so few rows or samples ask for; empty without resamples.
         chance: name -> what chance alone does to a binned error, see `Bootstrap.chance`.
         labels: of each label the metrics of its rows alone, where samples have several labels; n
             and the metrics are then those of all rows, one for each label of each sample.
@@ -219,9 +219,11 @@ def score(
     known, metrics = told(found)
     of_labels = tuple(told(one)[1] for one in each)
     scores = Scores(int(known[Bins].n), metrics, known[Bins], labels=of_labels)
-    if bootstrap is None or scores.n < 2:  # one row says nothing of how others would vary
+    if bootstrap is None or bootstrap.drawn.size < 2:  # one says nothing of how others would vary
         return scores
-    replicates = bootstrap.replicates(known[Ordered], metrics["smooth_ece"])
+    found_on = bootstrap.replicates(known[Ordered], metrics["smooth_ece"])
+    few = bootstrap.drawn.few
+    replicates = {name: one[0] + few * (one - one[0]) for name, one in found_on.items()}
     return replace(scores, replicates=replicates, chance=bootstrap.chance(known[Ordered], metrics))
 
 
