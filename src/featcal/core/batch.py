@@ -363,12 +363,13 @@ def keep_bytes(device: torch.device | None) -> int:
 
 
 def blocks(batch: Batch, numbers: int = BLOCK) -> list[Batch]:
-    """The rows of a batch with logits in blocks of so many numbers; on a GPU, all at once.
+    """The rows of a batch in blocks of so many logits or features; on a GPU, all at once.
 
     >>> [len(block) for block in blocks(Batch(torch.zeros(5, 4), torch.zeros(5).long()), 8)]
     [2, 2, 1]
     """
-    step = max(numbers // max(stored_logits(batch).shape[1], 1), 1)
+    widths = (0 if part is None else part[:1].numel() for part in (batch.features, batch.logits))
+    step = max(numbers // max(*widths, 1), 1)
     if len(batch) <= step or batch.labels.is_cuda:
         return [batch]
     return [batch.rows(slice(start, start + step)) for start in range(0, len(batch), step)]
