@@ -97,8 +97,8 @@ def test_a_linear_path_is_exact_wherever_it_goes(made, signed):
     sizes = features.abs()[features != 0].tolist()
     thresholds = [1e-6, 1.9, 0.1, *sizes[:20], 0.7, 100.0, max(sizes), 1.3 + 1e-9, 1.3]
     start = torch.tensor(logits64(world, 1.3))
-    here = LinearPath(features, start, weight, 1.3, math.inf)
-    moving = LinearPath(features, start, weight, 1.3, math.inf)
+    here = LinearPath(features, start, weight.T, 1.3, math.inf)
+    moving = LinearPath(features, start, weight.T, 1.3, math.inf)
     for c in thresholds:
         expected = torch.tensor(logits64(world, c))
         torch.testing.assert_close(here.at(c), expected, rtol=1e-9, atol=1e-9)

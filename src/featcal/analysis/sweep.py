@@ -464,7 +464,9 @@ def logits_at(thresholds: Sequence[float], features: Tensor, own: Tensor, head: 
     if layer is not None and own.shape[1] >= MANY:
         weight, top = layer.weight.detach(), float(features.abs().max())
         if features.dtype == own.dtype == weight.dtype and low < top:
-            path = LinearPath(features, own, weight, top, math.log(1.001 * top / low))
+            path = LinearPath(
+                features, own, weight.T.contiguous(), top, math.log(1.001 * top / low)
+            )
             for place in reversed(range(len(thresholds))):
                 found[place] = path.move(min(thresholds[place], top))
             return found

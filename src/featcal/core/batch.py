@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
 
-CHUNK_ROWS = 8192  # on a CPU: large enough that threads pay, small enough for its caches
+CHUNK_ROWS, CHUNK_NUMBERS = 8192, 2**23  # on a CPU: large enough for products, and no larger
+BLOCK = 2**19  # numbers that go through all the steps of a sum while a CPU has them at hand
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
 KEEP_SHARE = 8  # of a GPU's free memory a view may keep one part in so many
 PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
@@ -277,11 +278,13 @@ class Chunked:
         widths = (
             0 if part is None else part[:1].numel() for part in (batch.features, batch.logits)
         )
-        size = max(1, memory.chunk_values() // max(*widths, self.classes, 1))
+        device = batch.labels.device if self.device is None else self.device
+        on_gpu, numbers = device.type == "cuda", memory.chunk_values()
+        numbers = numbers if on_gpu else min(CHUNK_NUMBERS, numbers)
+        size = max(1, numbers // max(*widths, self.classes, 1))
         if self.rows is not None:
             return min(self.rows, size)
-        device = batch.labels.device if self.device is None else self.device
-        return size if device.type == "cuda" else min(CHUNK_ROWS, size)
+        return size if on_gpu else min(CHUNK_ROWS, size)
 
 
 @dataclass(eq=False)
@@ -332,12 +335,44 @@ class Through:
             self._kept = kept
 
 
+def thinned(data: Data, every: int) -> Through:
+    """Every so many rows; a head that makes their logits is asked for these rows only."""
+    if not isinstance(data, Through) or data.kept:
+        return Through(Thinned(data, every), stored_logits, features=False)
+    of = data.logits_of  # a view of stored logits would hold on to all of them
+    return Through(Thinned(data.data, every), lambda rows: of(rows).contiguous(), features=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Thinned:
+    """A view of every so many rows of each batch."""
+
+    data: Data
+    every: int
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (batch.rows(slice(None, None, self.every)) for batch in self.data)
+
+
 def keep_bytes(device: torch.device | None) -> int:
     """Bytes of logits that a view may keep on a device."""
     if device is None or device.type != "cuda":
         return memory.keep_bytes()
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return (torch.cuda.mem_get_info(device)[0] + unused) // KEEP_SHARE
+
+
+def blocks(batch: Batch, numbers: int = BLOCK) -> list[Batch]:
+    """The rows of a batch in blocks of so many logits or features; on a GPU, all at once.
+
+    >>> [len(block) for block in blocks(Batch(torch.zeros(5, 4), torch.zeros(5).long()), 8)]
+    [2, 2, 1]
+    """
+    widths = (0 if part is None else part[:1].numel() for part in (batch.features, batch.logits))
+    step = max(numbers // max(*widths, 1), 1)
+    if len(batch) <= step or batch.labels.is_cuda:
+        return [batch]
+    return [batch.rows(slice(start, start + step)) for start in range(0, len(batch), step)]
 
 
 def stored_logits(batch: Batch) -> Tensor:

@@ -32,11 +32,13 @@ from featcal.core.batch import (
     Through,
     answers,
     bin_sums,
+    blocks,
     predicted,
     stored_logits,
     unchecked,
 )
 from featcal.core.checks import Elsewhere, InputError, check_batch, check_same
+from featcal.core.progress import spread
 from featcal.core.sample import Folds
 from featcal.core.stored import made
 from featcal.core.table import html_table
@@ -178,8 +180,12 @@ def measure(data: Data, *losses: Loss) -> list[float]:
     sizes = [loss.size for loss in losses]
     sums = torch.zeros(sum(sizes) + 1, dtype=torch.float64)
     found = []  # on the device, which is not waited for before the pass ends
+
+    def sums_of(rows: Batch) -> Tensor:
+        return torch.cat([loss(stored_logits(rows), rows) for loss in losses])
+
     for batch in data:
-        found.append(torch.cat([loss(stored_logits(batch), batch) for loss in losses]))
+        found.append(torch.stack(spread(sums_of, blocks(batch))).sum(0))
         sums[-1] += batch.labels.numel()
     for part in found:
         sums[:-1] += part.cpu()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,14 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, Through, stored_logits, unchecked
+from featcal.core.batch import BLOCK, Batch, Data, stored_logits, thinned
 from featcal.core.fit import Loss, measure, nll
+from featcal.core.progress import spread
 
 Array = NDArray[np.float64]
 Shape = Callable[[Array], Array]  # logarithms -> what the score looks like, up to a tilt
 CellOf = Callable[[Batch], Tensor]  # (n,) int64, the cell of each row
-
-BLOCK = 2**16  # numbers that go through all the steps of a curve while they are in the cache
 
 STEP = 0.15  # the first step away from a starting point, in log units: about 15 %
 REACH, BEYOND = 0.4, 0.25  # the longest step between known points, and past the last of them
@@ -33,9 +33,10 @@ CAP = 1000.0  # the scaled logits' spread a temperature may reach, up or down
 STEPS = 60
 PROBE = 12  # Newton from T = 1 has settled by then wherever there is a minimum
 SURE = 1e-6  # nats per row: with less than this to lose, rows may be right and sure for ever
-THINNED, MANY = 8, 2**19  # every eighth row is asked first where that leaves this many logits
-ENOUGH = 1e-11  # nats per row: where a step promises less it is the last, and lands closer still
-NEARLY = 1e-7  # the same where many temperatures are compared and one is refitted: 1e-9 is reached
+THINNED, MANY = (64, 8), 2**18  # every so many rows are asked first, where logits are as many
+ROUNDS, TRUSTED = 30, 0.25  # of an expansion: to its minimum, and the longest step in b'/b
+ENOUGH, ROUGHLY = 3e-8, 0.01  # relative error of b at the end, and where a start is wanted
+NOTHING = 1e-12  # nats per row: a step that gains less is the last
 
 
 @dataclass(frozen=True)
@@ -250,32 +251,63 @@ LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
 
 
 def temper(
-    data: Data, loss: Loss = nll, *, scale: float | None = None, start: float | None = None
+    data: Data,
+    loss: Loss = nll,
+    *,
+    scale: float | None = None,
+    start: float | None = None,
+    enough: float = ENOUGH,
 ) -> Tempered | None:
     """The temperature that minimises a loss; None where no temperature matters.
 
     Newton for the NLL; for any other loss no convexity is promised, so a scan in log b comes before
-    a walk. Whoever has measured LOGIT_SCALE already saves a pass by giving it, and whoever knows a
-    b that is close and tries many of them, a few more.
+    a walk.
+
+    Args:
+        data: rows with logits.
+        loss: what to minimise.
+        scale: LOGIT_SCALE of the data, where it is known.
+        start: a b that is close, where one is known: one or two passes are left then.
+        enough: how far off b may be, as a share of it.
     """
+    search = partial(_newton, data, None, 1, smoothing=loss.smoothing, enough=enough)
+    if loss.base is nll and scale is None:
+        near = _near(data, loss) if start is None and enough == ENOUGH else start
+        if near is not None:
+            found = search((near / 4, near * 4), start=near)
+            if not found.capped.any():
+                return found
     scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
     if scale == 0:
         return None
     low, high = 1 / (CAP * scale), CAP / scale
     if loss.base is nll:
-        enough = ENOUGH if start is None else NEARLY
-        begin = _start(data, low, high, loss.smoothing) if start is None else start
-        caps = (low, high)
-        return _newton(data, None, 1, caps, start=begin, smoothing=loss.smoothing, enough=enough)
+        return search((low, high))
 
     def score(inverse: float) -> float:
         # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
         return measure(data, loss.after(lambda z: (z.double() if loss.smooth else z) * inverse))[0]
 
-    found = minimize_log(score, low, high)
-    capped = float(found.at >= high * (1 - 1e-9)) - float(found.at <= low * (1 + 1e-9))
-    at, side = np.array([found.at]), np.array([capped])
-    return Tempered(at, found.score, found.steps, found.converged, side)
+    end = minimize_log(score, low, high)
+    capped = float(end.at >= high * (1 - 1e-9)) - float(end.at <= low * (1 + 1e-9))
+    at, side = np.array([end.at]), np.array([capped])
+    return Tempered(at, end.score, end.steps, end.converged, side)
+
+
+def _near(data: Data, loss: Loss) -> float | None:
+    """B of a few rows, then of more; None where rows are too few to ask some.
+
+    One pass over all rows then does the work of five. Which rows were asked cannot be told from
+    the answer: the search over all of them ends at the same minimum.
+    """
+    near = None
+    for every in THINNED:
+        part = thinned(data, every)
+        numbers = float(sum(stored_logits(batch).numel() for batch in part))
+        if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) >= MANY:
+            found = temper(part, loss, start=near, enough=ROUGHLY)
+            near = None if found is None or found.capped.any() else float(found.inverse[0])
+    return near
 
 
 def temper_cells(
@@ -299,24 +331,6 @@ def temper_cells(
     return _newton(data, cell_of, cells, caps, shrink, start=start, smoothing=smoothing)
 
 
-def _start(data: Data, low: float, high: float, smoothing: float) -> float:
-    """Where Newton begins: at T = 1, or at the answer of every eighth row where rows are many.
-
-    Two passes over all rows then do the work of five. Which rows were asked cannot be told from
-    the answer: the search over all of them ends at the same minimum.
-    """
-    part = []
-    if isinstance(data, Through) and data.kept:
-        for batch in data:  # without the features, all of which a view would keep alive
-            every = slice(None, None, THINNED)
-            part.append(unchecked(stored_logits(batch)[every], batch.labels[every]))
-    numbers = float(sum(stored_logits(batch).numel() for batch in part))
-    if float(dist.total(torch.tensor(numbers, dtype=torch.float64))) < MANY:
-        return 1.0
-    found = _newton(part, None, 1, (low, high), smoothing=smoothing)
-    return 1.0 if found.capped.any() else float(found.inverse[0])
-
-
 def _newton(
     data: Data,
     cell_of: CellOf | None,
@@ -332,50 +346,58 @@ def _newton(
 
     The NLL is convex in b. With p = softmax(b z), the slope of a row is E_p[z] - z_y and the
     curvature Var_p[z]: Newton's method inside a bracket finds the one minimum without a learning
-    rate, a seed or a negative T. Without `cell_of` all rows are one cell.
+    rate, a seed or a negative T. Without `cell_of` all rows are one cell, whose third and fourth
+    derivative, at a fifth of the price of a pass, make two passes one.
     """
     floor, ceiling = caps
     start = float(min(max(start, floor), ceiling))
     searches = [_Search(start, floor, ceiling, enough) for _ in range(cells)]
     for step in range(1, STEPS + 1):
         inverse = np.array([search.inverse for search in searches])
-        sums = _sums(data, inverse, cell_of, smoothing)
-        curves, rows = sums[:3] + (0 if shrink is None else shrink.at(inverse)), sums[3].sum()
-        for search, (value, slope, bend) in zip(searches, curves.T.tolist(), strict=True):
-            search.see(value, slope, bend, rows, probe=step == PROBE)
+        curves, rows = _sums(data, inverse, cell_of, smoothing)
+        if shrink is not None:
+            curves[:3] += shrink.at(inverse) / rows
+        for search, curve in zip(searches, curves.T.tolist(), strict=True):
+            search.see(curve, probe=step == PROBE)
         if all(search.done for search in searches):
             break
     best = np.array([search.inverse for search in searches])
     values = np.array([search.value for search in searches])
     if shrink is not None:
-        values = values - shrink.at(best)[0]
+        values = values - shrink.at(best)[0] / rows
     capped = np.array([float(search.capped) for search in searches])
     settled = all(search.done and not search.capped for search in searches)
-    return Tempered(best, float(values.sum() / rows), step, settled, capped)
+    return Tempered(best, float(values.sum()), step, settled, capped)
 
 
-def _sums(data: Data, inverse: Array, cell_of: CellOf | None, smoothing: float) -> Array:
-    """Value, slope, curvature and rows of each cell: (4, c); one pass, one reduction."""
-    sums = torch.zeros(4, len(inverse), dtype=torch.float64)
-    whole = []  # on the device, which is not waited for before the pass ends
+def _sums(
+    data: Data, inverse: Array, cell_of: CellOf | None, smoothing: float
+) -> tuple[Array, float]:
+    """What each cell adds to the mean NLL, and its derivatives in b: one pass, one reduction.
+
+    Returns:
+        (3, c), or (5, 1) where there is one cell; and the number of rows.
+    """
+    cells = len(inverse)
+    order = 4 if cells == 1 else 2
+    sums = torch.zeros(order + 1, cells, dtype=torch.float64)
+    whole, rows = [], 0  # sums stay on the device, which is not waited for before the pass ends
     for batch in data:
-        if not len(batch):
-            continue
-        logits = stored_logits(batch)
-        if cell_of is None or len(inverse) == 1:
-            curves = row_curves(logits, batch.labels, float(inverse[0]), smoothing)
+        logits, rows = stored_logits(batch), rows + len(batch)
+        if cells == 1:
+            curves = relative_curves(logits, batch.labels, float(inverse[0]), smoothing, order)
             whole.append(curves.sum(1, dtype=torch.float64))
-            sums[3, 0] += len(batch)
-            continue
-        cell = cell_of(batch).to(logits.device)
-        b = torch.from_numpy(inverse).to(logits)[cell]
-        curves = row_curves(logits, batch.labels, b, smoothing).double()
-        rows = torch.cat([curves, torch.ones_like(curves[:1])]).cpu()
-        sums.index_add_(1, cell.cpu(), rows)
+        elif cell_of is not None and len(batch):
+            cell = cell_of(batch).to(logits.device)
+            b = torch.from_numpy(inverse).to(logits)[cell]
+            curves = relative_curves(logits, batch.labels, b, smoothing).double()
+            sums.index_add_(1, cell.cpu(), curves.cpu())
     for part in whole:
-        sums[:3, 0] += part.cpu()
-    found: Array = dist.total(sums).numpy()
-    return found
+        sums[:, 0] += part.cpu()
+    everywhere = dist.total(torch.cat([sums.flatten(), torch.tensor([float(rows)])]).double())
+    total = max(float(everywhere[-1]), 1.0)
+    found = everywhere[:-1].view_as(sums).numpy() / inverse ** np.arange(order + 1)[:, None]
+    return found / total, total
 
 
 class _Search:
@@ -387,8 +409,9 @@ class _Search:
         self.value, self.done, self.capped = math.nan, False, 0
         self.settled: tuple[float, float] | None = None  # b and value, while the cap is probed
 
-    def see(self, value: float, slope: float, bend: float, rows: float, *, probe: bool) -> None:
-        """Takes in the summed NLL's curve at the present b and moves on, or ends."""
+    def see(self, curve: list[float], *, probe: bool) -> None:
+        """Takes in the NLL and its derivatives at the present b and moves on, or ends."""
+        value, slope, bend = curve[:3]
         if self.done:
             return
         if self.settled is not None and slope > 0:  # a minimum before the cap after all
@@ -409,37 +432,59 @@ class _Search:
         if self.capped:
             self.done = True
             return
-        gain = slope**2 / (2 * bend) if bend > 0 else math.inf
-        if not gain < self.enough * rows:
-            self.inverse = self._next(slope, bend, probe=probe)
-        elif slope < 0 and value < SURE * rows:
+        target, lower, off = _minimum(curve, self.inverse)
+        if not off < self.enough:
+            # Where the likelihood keeps growing, Newton creeps towards the cap by equal steps: one
+            # probe of the cap settles whether there is a minimum before it.
+            outward = self.high if slope < 0 else self.low
+            if probe:
+                target = outward
+            elif not self.low < target < self.high:
+                target = math.sqrt(self.inverse * outward)
+            self.inverse = target
+        elif slope < 0 and value < SURE:
             # Next to nothing is left to gain upwards: the labels may be separated completely.
-            self.settled = self.inverse - slope / bend, value - gain
+            self.settled = target, lower
             self.inverse = self.ceiling
         else:
-            self.inverse, self.value = self.inverse - slope / bend, value - gain
+            self.inverse, self.value = target, lower
             self.done = True
 
-    def _next(self, slope: float, bend: float, *, probe: bool) -> float:
-        """Newton's step, or a safe one when Newton leaves the bracket.
 
-        In b below the minimum, in log b above it: there the NLL grows like a straight line in b
-        with nearly no curvature, and Newton in b would jump below zero; in log b the same line is
-        convex and the step is sound. Where the likelihood keeps growing, Newton creeps towards the
-        cap by equal steps: one probe of the cap settles whether there is a minimum before it.
-        """
-        b, outward = self.inverse, self.high if slope < 0 else self.low
-        if probe:
-            return outward
-        if slope < 0:
-            target = b - slope / bend if bend > 0 else math.inf
-        else:
-            target = b * math.exp(-(b * slope) / (b**2 * bend + b * slope))
-        return target if self.low < target < self.high else math.sqrt(b * outward)
+def _minimum(curve: list[float], b: float) -> tuple[float, float, float]:
+    """Where a curve of the NLL has its minimum, the value there, and how far off that b may be.
+
+    With four derivatives by their expansion, where it is good for the way: off by what the next
+    term would move, as much smaller as the last is than the one before. Else by Newton's step, off
+    by its square and more: in b below the minimum, in log b above it. There the NLL grows like a
+    straight line in b with nearly no curvature, and Newton in b would jump below zero; in log b the
+    same line is convex.
+    """
+    value, slope, bend, *higher = curve
+    if higher and bend > 0:
+        third, fourth = higher
+        step, most = 0.0, TRUSTED * b
+        for _ in range(ROUNDS):
+            step = -(slope + third * step**2 / 2 + fourth * step**3 / 6) / bend
+            step = min(max(step, -most), most)
+        if abs(step) < most:
+            terms = slope * step, bend * step**2 / 2, third * step**3 / 6, fourth * step**4 / 24
+            smaller = max(abs(step / b), abs(terms[3] / terms[2]) if terms[2] else 0.0)
+            off = abs(terms[3]) * smaller * 5 / (bend * b * abs(step)) if step else 0.0
+            return b + step, value + sum(terms), off
+    if slope > 0:
+        target = b * math.exp(-slope / (b * bend + slope))
+    else:
+        target = b - slope / bend if bend > 0 else math.inf
+    gain = slope**2 / (2 * bend) if bend > 0 else math.inf
+    return target, value - gain, 0.0 if gain < NOTHING else 100 * (target / b - 1) ** 2
 
 
 def row_curves(
-    logits: Tensor, labels: Tensor, inverse: Tensor | float, smoothing: float = 0.0
+    logits: Tensor,
+    labels: Tensor,
+    inverse: Tensor | float,
+    smoothing: float = 0.0,
 ) -> Tensor:
     """Value, slope and curvature of each row's NLL in its inverse temperature b = 1/T: (3, n).
 
@@ -449,23 +494,50 @@ def row_curves(
         inverse: b, one for all or (n,).
         smoothing: the share of each label that is spread over all classes.
     """
-    block = max(BLOCK // max(logits.shape[1], 1), 1)
-    if len(logits) > block and logits.is_cpu:
-        parts = [slice(start, start + block) for start in range(0, len(logits), block)]
-        each = [inverse[part] if isinstance(inverse, Tensor) else inverse for part in parts]
-        pairs = zip(parts, each, strict=True)
-        cut = [row_curves(logits[part], labels[part], b, smoothing) for part, b in pairs]
-        return torch.cat(cut, 1)
-    shifted = logits - logits.amax(1, keepdim=True)  # (n, k), <= 0
-    true = shifted.gather(1, labels[:, None])[:, 0]
-    if smoothing:
-        true = (1 - smoothing) * true + smoothing * shifted.mean(1)
-    weight = (shifted * (inverse[:, None] if isinstance(inverse, Tensor) else inverse)).exp_()
-    total = weight.sum(1)
-    first = weight.mul_(shifted).sum(1) / total  # mean of the shifted logits under p
-    second = weight.mul_(shifted).sum(1) / total
-    value = total.log() - inverse * true
-    return torch.stack([value, first - true, (second - first.square()).clamp_(min=0)])
+    value, slope, bend = relative_curves(logits, labels, inverse, smoothing)
+    return torch.stack([value, slope / inverse, bend / inverse**2])
+
+
+def relative_curves(
+    logits: Tensor,
+    labels: Tensor,
+    inverse: Tensor | float,
+    smoothing: float = 0.0,
+    order: int = 2,
+) -> Tensor:
+    """The same with two or four derivatives in b'/b, which are those of b times b, b^2, ...
+
+    They are the cumulants of b z under p = softmax(b z), but for the label in the first.
+
+    Returns:
+        (order + 1, n).
+    """
+
+    def curves(rows: slice) -> Tensor:
+        some = logits[rows]
+        scaled = some - some.amax(1, keepdim=True)
+        scaled *= inverse[rows, None] if isinstance(inverse, Tensor) else inverse
+        true = scaled.gather(1, labels[rows, None])[:, 0]
+        if smoothing:
+            true = (1 - smoothing) * true + smoothing * scaled.mean(1)
+        weight = exponential(scaled)
+        total = weight.sum(1)
+        one, two, *more = (weight.mul_(scaled).sum(1) / total for _ in range(order))
+        found = [total.log() - true, one - true, (two - one.square()).clamp_(min=0)]
+        if more:
+            three, four = more
+            found.append(three - 3 * one * two + 2 * one**3)
+            found.append(four - 4 * one * three - 3 * two**2 + 12 * one**2 * two - 6 * one**4)
+        return torch.stack(found)
+
+    step = len(logits) if logits.is_cuda else max(BLOCK // max(logits.shape[1], 1), 1)
+    parts = [slice(start, start + step) for start in range(0, max(len(logits), 1), max(step, 1))]
+    return torch.cat(spread(curves, parts), 1)
+
+
+def exponential(values: Tensor) -> Tensor:
+    """The exponential, without a gradient: on a CPU numpy is half as fast again as torch."""
+    return torch.from_numpy(np.exp(values.numpy())) if values.is_cpu else values.exp()
 
 
 def row_nll(logits: Tensor, labels: Tensor, inverse: Tensor, smoothing: float = 0.0) -> Tensor:

@@ -25,6 +25,7 @@ from featcal.core.batch import (
     Data,
     Head,
     Through,
+    blocks,
     features_of,
     joined,
     stored_logits,
@@ -48,7 +49,7 @@ from featcal.core.fit import (
     refitting,
     rows_asked,
 )
-from featcal.core.progress import FEW_LARGE, calm, tell, track
+from featcal.core.progress import FEW_LARGE, calm, spread, tell, track
 from featcal.core.sample import CELLS, hashed_sample, row_hash, size_counts, size_quantile
 from featcal.core.scalar import Point, Shape, Walk, best_of, fitted_shape, flat, refine, vertex
 from featcal.heads.head import head_logits, linear_view
@@ -71,6 +72,7 @@ POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
 MOST_TRIALS = POINTS + 2 * len(OFFSETS)  # when the closer look has to move
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
+CLOSELY = 25  # thresholds of a window
 WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
 
 # With a linear head all of the far end is looked at, where few activations are clipped.
@@ -234,17 +236,17 @@ class LinearPath:
     Args:
         features: (n, d).
         logits: (n, k), at c0.
-        weight: (k, d) of the head.
+        directions: (d, k), the weights of the head by unit.
         centre: c0.
         reach: how far from it thresholds will lie at most, in log thresholds.
     """
 
     def __init__(
-        self, features: Tensor, logits: Tensor, weight: Tensor, centre: float, reach: float
+        self, features: Tensor, logits: Tensor, directions: Tensor, centre: float, reach: float
     ) -> None:
-        self.logits, self.centre, self.directions = logits, centre, weight.T.contiguous()
+        self.logits, self.centre, self.directions = logits, centre, directions
         beyond = (features - features.clamp(-centre, centre)).sign_()
-        self.slope = beyond @ weight.T if bool(beyond.any()) else torch.zeros_like(logits)
+        self.slope = beyond @ directions if bool(beyond.any()) else torch.zeros_like(logits)
         size, ends = features.abs(), [centre * math.exp(side * reach) for side in (-1, 1)]
         self.row, self.unit = ((size > ends[0]) & (size < ends[1])).nonzero(as_tuple=True)
         self.size = size[self.row, self.unit]
@@ -415,9 +417,9 @@ class Search:
        that touch 1/8, 1/32, ... of the rows cost a sixth of a pass together.
     3. All rows are asked about each valley that lies deeper. A walk over log c on all rows corrects
        the sample's shape by a polynomial through the points it has seen: about four passes.
-    4. With a linear head, dz/dc gives the exact logits all around the walk's end for one more pass.
-       NLL(c) is rough on the scale of single units, so that no smooth model finds its lowest point:
-       it is picked, not modelled.
+    4. With a linear head, dz/dc gives the exact logits all around the walk's end for two passes
+       more. NLL(c) is rough on the scale of single units, so that no smooth model finds its lowest
+       point: it is picked, not modelled.
 
     Small data with a linear head needs no walk: every threshold is looked at.
     """
@@ -464,8 +466,8 @@ class Search:
         return found.score < self.before.score - GAIN
 
     def evaluations(self) -> int:
-        """How many more thresholds may be tried, the pass of the window set aside."""
-        used = rows_asked(self.problem.head) / self.problem.facts.rows + (1 if self.window else 0)
+        """How many more thresholds may be tried, the passes of the window set aside."""
+        used = rows_asked(self.problem.head) / self.problem.facts.rows + (2 if self.window else 0)
         return max(math.floor(PASSES - used), 0)
 
     def look_everywhere(self) -> tuple[list[Trial], bool]:
@@ -515,7 +517,7 @@ class Search:
         weight = layer.weight.detach()
         weight = weight.double() if there is None else wide(weight)
         bias = None if layer.bias is None else layer.bias.detach().to(weight.dtype)
-        problem, far = part or self.problem, centre >= self.peak
+        problem, far, directions = part or self.problem, centre >= self.peak, weight.T.contiguous()
         paths: list[LinearPath] = []
         labels: list[Tensor] = []
         source = problem.source if there is None else there
@@ -528,7 +530,7 @@ class Search:
                 logits = F.linear(features.clamp(-centre, centre), weight, bias)
             else:
                 logits = stored_logits(known)
-            paths.append(LinearPath(features, logits, weight, centre, 1.2 * reach))
+            paths.append(LinearPath(features, logits, directions, centre, 1.2 * reach))
             labels.append(batch.labels)
             # Logits or slope are a product of the head's size, and so are as many units passed.
             head.rows += 2 * len(paths[-1].row) // features.shape[1] if far else len(batch)
@@ -549,8 +551,7 @@ class Search:
         trials, top, facts = self.trials, math.log(self.peak), self.problem.facts
         part = sample(self.problem, min(SHARE, MOST / facts.rows))
         found = valley(self.problem, part)
-        low, path = self.look_far(part, found)
-        far = path.seen if path is not None else [t for t in self.seen if t is not self.before]
+        low, far, path = self.look_far(part, found)
         ends = [Point(math.log(trial.threshold), trial.score) for trial in far]
         # What all rows say of the sample's valleys, and of the rest of its scan if none helps.
         starts: list[Point] = []
@@ -562,24 +563,24 @@ class Search:
             if log_c < low and all(abs(log_c - start.at) > 0.2 for start in starts):
                 starts.append(trials.point(min(log_c, top)))
         settled = True
-        if starts and (path is None or best_of(starts).score < best_of(ends).score + CLOSE):
+        if starts and (math.isinf(low) or best_of(starts).score < best_of(ends).score + CLOSE):
             settled = self.walk(found, starts, ends)
         if path is not None and best_of(ends).score < lowest(self.seen).score + CLOSE:
             narrow(path)
-        best = lowest([*self.seen, *([] if path is None else path.seen)])
+        best = lowest([*self.seen, *far])
         if not self.gains(best):
             return self.seen, settled
         if best.accuracy < self.guard * self.before.accuracy:
-            return self.towards_guard([] if path is None else path.seen)
+            return self.towards_guard(far)
+        if path is None and best in far and best not in self.seen:
+            return [self.before, best], True
         if best not in self.seen:  # once more by the head itself: a path rounds off
             return [self.before, trials.complete(trials.at(best.threshold))], True
         if not self.window:
             return self.seen, settled
-        assert trials.best is not None
         del path  # its logits and slopes are as many as those of the window
         reach = WINDOW if settled else WIDE_WINDOW
-        tried, there = trials.best
-        close, liked = self.look_closely(tried.threshold, there, reach)
+        close, liked = self.look_closely(best.threshold, reach)
         return [self.before, close], abs(math.log(liked / best.threshold)) < 0.99 * reach
 
     def walk(self, found: Valley, starts: list[Point], ends: list[Point]) -> bool:
@@ -600,16 +601,20 @@ class Search:
         rules = Walk(found.low, top, steps, ROUGH if self.window else FINE, shape)
         return refine(score, known, rules)[1]
 
-    def look_far(self, part: Problem, found: Valley) -> tuple[float, Trials | None]:
+    def look_far(self, part: Problem, found: Valley) -> tuple[float, list[Trial], Trials | None]:
         """The valleys where next to nothing is clipped.
 
         Returns:
-            The log threshold down to which there is nothing left to find, and trials on all rows
-            along the path of a linear head. Without a path: infinity, None, and what the head says
-            of thresholds that touch few rows is among the trials seen.
+            The log threshold down to which there is nothing left to find, trials on all rows, and
+            where later steps are refitted for each, those along the path of a linear head. Of any
+            other head: infinity, and what it says of thresholds that touch few rows.
         """
         if not kept_everywhere(self.problem):
-            return math.inf, None  # without the raw logits at hand every row would be recomputed
+            return (
+                math.inf,
+                [],
+                None,
+            )  # without the raw logits at hand every row would be recomputed
         peaks = dist.total(size_counts(self.trials.peaks))
         shares = 0.5 ** np.arange(3, math.log2(self.problem.facts.rows) + 1, 2)
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
@@ -617,14 +622,14 @@ class Search:
             rough = Trials(part, part.loss, accuracy=False)
             scores = [rough.at(math.exp(log_c)).score for log_c in (math.inf, *sorted({*few}))]
             if scores[0] - min(scores) < found.gain - CLOSE:
-                return math.inf, None  # far from the depth of the sample's valley
+                return math.inf, [], None  # far from the depth of the sample's valley
             for log_c in track("clip: far end", sorted({*few})):
                 self.trials.point(log_c)
-            return math.inf, None
+            return math.inf, self.seen[1:], None
         (low,) = map(math.log, quantiles(activation_counts(part.source), [FAR]))
         top = math.log(self.peak)
         if not few or low >= few[0]:
-            return math.inf, None
+            return math.inf, [], None
         scan = [*spaced(top, few[0], 3 * APART), *spaced(few[0], low, APART)]
         facts, reach = self.problem.facts, top - low
         share = SCANNED / (facts.rows * facts.classes)
@@ -635,14 +640,21 @@ class Search:
             rough = self.along(self.peak, part.data, reach, part)
             for log_c in track("clip: far end", scan):
                 rough.point(log_c)
-            if rough.seen[0].score - lowest(rough.seen).score < found.gain - CLOSE:
-                return math.inf, None
+            deepest = lowest(rough.seen).score
+            if rough.seen[0].score - deepest < found.gain - CLOSE:
+                return math.inf, [], None
+            if self.problem.then is None:
+                deep = [three for three in valleys(rough.seen) if three[1].score < deepest + CLOSE]
+                ways = [(left.threshold, right.threshold) for left, _, right in deep[:2]]
+                points = [math.ceil(math.log(b / a) / NARROW) + 2 for a, b in ways]
+                every = map(self.sweep, *zip(*ways, strict=True), points)
+                return low, [trial for trials in every for trial in trials], None
             near = {one.threshold for three in valleys(rough.seen)[:3] for one in three}
             scan = [math.log(c) for c in sorted(near, reverse=True)]
         path = self.along(self.peak, self.problem.data, reach)
         for log_c in track("clip: far end", scan):
             path.point(log_c)
-        return low, path
+        return low, path.seen, path
 
     def towards_guard(self, far: list[Trial]) -> tuple[list[Trial], bool]:
         """From the best threshold, which costs too much accuracy, to where the guard just holds.
@@ -663,39 +675,84 @@ class Search:
             share = (floor - low.accuracy) / (high.accuracy - low.accuracy)
             return math.exp(ends[0] + min(max(share, 0.1), 0.9) * (ends[1] - ends[0]))
 
-        while self.evaluations() > (1 if self.window else 0):
+        while self.evaluations():
             trial = self.trials.at(between())
             low, high = (low, trial) if trial.accuracy >= floor else (trial, high)
         settled = min(high.threshold, self.peak) / low.threshold <= 1.001
-        if not self.window or self.evaluations() < 1:
+        if not self.window:
             return self.seen, settled
         centre = between()
-        close, liked = self.look_closely(centre, self.trials.data(centre), WIDE_WINDOW)
+        close, liked = self.look_closely(centre, WIDE_WINDOW)
         if close is self.before:  # the guard holds nowhere near
-            return [self.before, self.trials.complete(self.trials.at(high.threshold))], False
+            return [
+                self.before,
+                high if high in self.seen else self.trials.at(high.threshold),
+            ], False
         return [*self.seen, close], abs(math.log(liked / centre)) < 0.99 * WIDE_WINDOW
 
-    def look_closely(self, centre: float, there: Data, reach: float) -> tuple[Trial, float]:
-        """Exact trials across a window of thresholds, then closer around the best of them.
+    def look_closely(self, centre: float, reach: float) -> tuple[Trial, float]:
+        """Exact trials across a window of thresholds.
 
         Args:
             centre: the threshold in the middle of the window.
-            there: the data with the logits of that threshold.
             reach: how far to look on either side, in log thresholds.
 
         Returns:
-            The best allowed trial, and the threshold the first look across the window liked best;
-            the one without a clip where the window has none.
+            The best allowed trial and its threshold; the one without a clip and the centre where
+            the window has none.
         """
-        close = self.along(centre, there, reach)
-        for shift in track("clip: window", np.linspace(-reach, reach, 9).tolist()):
-            close.at(centre * math.exp(shift))
-        if all(trial.accuracy < self.guard * self.before.accuracy for trial in close.seen):
+        trials = self.trials
+        if self.problem.then is None:
+            close = self.sweep(centre * math.exp(-reach), centre * math.exp(reach), CLOSELY)
+        else:  # later steps are refitted for each, which takes the logits of all rows at once
+            trials = self.along(centre, trials.data(centre), reach)
+            for shift in track("clip: window", np.linspace(-reach, reach, CLOSELY).tolist()):
+                trials.at(centre * math.exp(shift))
+            close = trials.seen
+        if all(trial.accuracy < self.guard * self.before.accuracy for trial in close):
             return self.before, centre
-        liked = lowest(self.allowed(close.seen)).threshold
-        for shift in track("clip: finer window", np.linspace(-reach / 6, reach / 6, 9).tolist()):
-            close.at(liked * math.exp(shift))
-        return close.complete(lowest(self.allowed(close.seen))), liked
+        best = trials.complete(lowest(self.allowed(close)))
+        return best, best.threshold
+
+    def sweep(self, low: float, high: float, points: int) -> list[Trial]:
+        """Exact trials of a linear head from one threshold to another, for the price of two passes.
+
+        Rows go through all the thresholds block by block, while they are at hand: nothing is kept.
+        """
+        layer, head, problem = self.layer, self.problem.head, self.problem
+        assert layer is not None
+        assert isinstance(head, Counted)
+        weight = wide(layer.weight.detach())
+        bias = None if layer.bias is None else layer.bias.detach().to(weight.dtype)
+        directions = weight.T.contiguous()
+        thresholds = np.geomspace(high, low, points).astype(np.float32).tolist()
+        losses = list(dict.fromkeys([self.criterion, problem.loss, accuracy]))
+        sizes = [loss.size for loss in losses]
+
+        def sums_of(rows: Batch) -> Tensor:
+            features = features_of(rows).to(weight.dtype)
+            start = F.linear(features.clamp(-thresholds[0], thresholds[0]), weight, bias)
+            reach = math.log(thresholds[0] / thresholds[-1])
+            path = LinearPath(features, start, directions, thresholds[0], reach)
+            every = map(path.move, thresholds)
+            return torch.stack([torch.cat([loss(z, rows) for loss in losses]) for z in every])
+
+        sums = torch.zeros(points, sum(sizes), dtype=torch.float64)
+        found, rows = [], 0.0  # on the device, which is not waited for before the pass ends
+        for batch in problem.source:
+            found += spread(sums_of, blocks(batch))
+            rows += batch.labels.numel()
+            head.rows += 2 * len(batch)
+        for part in found:
+            sums += part.cpu()
+        sums = dist.total(torch.cat([sums.flatten(), torch.tensor([rows], dtype=torch.float64)]))
+        rows, trials = float(sums[-1]), []
+        for threshold, one in zip(thresholds, sums[:-1].view(points, -1), strict=True):
+            parts = zip(losses, one.split(sizes), strict=True)
+            values = {loss: loss.value(part, rows) for loss, part in parts}
+            score, lost = values[self.criterion], values[problem.loss]
+            trials.append(Trial(threshold, score, lost, values[accuracy]))
+        return trials
 
 
 def lowest(trials: list[Trial]) -> Trial:

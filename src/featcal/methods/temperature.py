@@ -17,7 +17,6 @@ from featcal.core.gradient import published_lbfgs
 from featcal.core.progress import calm
 from featcal.core.scalar import Tempered, temper
 
-ONE_THREAD = 2**25  # logits up to which one thread is quick, and never waits for a busy machine
 GRID = np.arange(1, 101) / 10  # the temperatures of the grid search: 0.1, 0.2, ..., 10.0
 
 
@@ -73,7 +72,7 @@ class Temperature(LogitMap):
         named = self.criterion is not None
         criterion = problem.criterion(str(self.criterion)) if named else problem.loss
         own = criterion is problem.loss
-        with calm(problem.facts.rows * problem.facts.classes, ONE_THREAD):
+        with calm(problem.facts.rows * problem.facts.classes):
             found = self._search(problem, criterion, near)
         why = "each row's logits are all equal: no temperature matters"
         if found is not None and not self.reference:
