@@ -355,15 +355,13 @@ class Trials:
         self, problem: Problem, criterion: Loss, view: View | None = None, *, accuracy: bool
     ) -> None:
         self.problem, self.criterion, self.accuracy = problem, criterion, accuracy
-        # A window's logits are quickly made again, and read once unless later steps are refitted.
-        self.keep = None if view is None or problem.then is not None else 0
+        self.keep = 0 if problem.then is None else None  # read once unless later steps are refitted
         if view is None:
             peaks = [torch.linalg.vector_norm(features_of(b), math.inf, 1) for b in problem.source]
             self.peaks = torch.cat([*peaks, torch.zeros(1, device=problem.facts.device)]).double()
             view = partial(Clipped, problem, peaks)
         self.view = view
         self.seen: list[Trial] = []
-        self.best: tuple[Trial, Through] | None = None  # with the logits it gave
 
     def at(self, threshold: float) -> Trial:
         """Tries one threshold, rounded to float32 as the fitted buffer will hold it."""
@@ -380,8 +378,6 @@ class Trials:
         score, loss = values[self.criterion], values[self.problem.loss]
         trial = Trial(threshold, score, loss, values.get(accuracy, math.nan))
         self.seen.append(trial)
-        if math.isfinite(threshold) and (self.best is None or score < self.best[0].score):
-            self.best = trial, view
         return trial
 
     def point(self, log_threshold: float) -> Point:
@@ -396,7 +392,7 @@ class Trials:
         return replace(trial, accuracy=measure(data, accuracy)[0])
 
     def data(self, threshold: float) -> Through:
-        """The data with the logits of a threshold, kept where they fit into memory."""
+        """The data with the logits of a threshold, kept where they are read again and fit."""
         return Through(self.view(threshold), stored_logits, features=False, keep=self.keep)
 
 
@@ -428,9 +424,9 @@ class Search:
         facts, head = problem.facts, problem.head
         self.problem, self.criterion, self.guard = problem, criterion, guard
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
-        # A window holds two logits per row and class. On a GPU its many small steps cost more than
-        # a few products, and NLL(c) of many rows is smooth.
-        fits = facts.rows * facts.classes * 8 <= memory.keep_bytes()
+        # A window holds two logits per row and class, and a copy of the head. On a GPU its many
+        # small steps cost more than a few products, and NLL(c) of many rows is smooth.
+        fits = facts.classes * max(8 * facts.rows, 4 * facts.width) <= memory.keep_bytes()
         many = facts.rows * facts.classes > MANY and problem.then is None
         slow = many and facts.device.type == "cuda"
         self.window = self.layer is not None and fits and not slow
