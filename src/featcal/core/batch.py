@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from featcal.core import memory
 from featcal.core.checks import InputError, check_probs, checked_groups
+from featcal.core.progress import spread
 
 if TYPE_CHECKING:
     from featcal.core.fit import Facts
 
 Head = Callable[[Tensor], Tensor]  # features (n, d) -> logits (n, k)
+Result = TypeVar("Result")
 
 CHUNK_ROWS, CHUNK_NUMBERS = 8192, 2**23  # on a CPU: large enough for products, and no larger
 BLOCK = 2**19  # numbers that go through all the steps of a sum while a CPU has them at hand
@@ -373,6 +375,12 @@ def blocks(batch: Batch, numbers: int = BLOCK) -> list[Batch]:
     if len(batch) <= step or batch.labels.is_cuda:
         return [batch]
     return [batch.rows(slice(start, start + step)) for start in range(0, len(batch), step)]
+
+
+def by_blocks(work: Callable[[Tensor], Result], values: Tensor) -> list[Result]:
+    """The work on the rows of values (n, ...) in blocks, by all threads; on a GPU, all at once."""
+    step = len(values) if values.is_cuda else BLOCK // max(values[:1].numel(), 1)
+    return spread(work, torch.split(values, max(step, 1)))
 
 
 def stored_logits(batch: Batch) -> Tensor:

@@ -475,7 +475,11 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
         if head is not None and step.needs_features:
             assert batch.features is not None
             return head(batch.features)
-        return step(batch.features, lambda _: stored_logits(batch))  # type: ignore[no-any-return]
+
+        def calibrated(rows: Batch) -> Tensor:
+            return step(rows.features, lambda _: stored_logits(rows))  # type: ignore[no-any-return]
+
+        return torch.cat([calibrated(rows) for rows in blocks(batch)])
 
     source = problem.source if head is not None and step.needs_features else problem.data
     reads = later is not None and (later.needs_features or later.takes_features)

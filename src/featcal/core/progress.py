@@ -12,11 +12,13 @@ else:
 [('fit', 0, 2), ('fit', 1, 2), ('fit', 2, 2)]
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from time import monotonic
 from typing import TypeVar
 
@@ -126,16 +128,24 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
     import torch
 
     threads, grad = torch.get_num_threads(), torch.is_grad_enabled()
+    if min(threads, len(items)) < 2:  # as in a thread that does such work
+        return [work(item) for item in items]
 
     def run(item: Item) -> Result:
         with torch.set_grad_enabled(grad):  # which every thread has for itself
             return work(item)
 
     try:
-        torch.set_num_threads(1)  # new threads take it over
-        if min(threads, len(items)) < 2:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(min(threads, len(items))) as pool:
-            return list(pool.map(run, items))
+        torch.set_num_threads(1)  # new threads take it over, and keep it
+        return list(_pool(threads).map(run, items))
     finally:
         torch.set_num_threads(threads)
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that stay: each new one would have a heap of its own, which grows and is kept."""
+    return ThreadPoolExecutor(threads, "featcal")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # a fork has none of the threads

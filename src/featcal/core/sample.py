@@ -15,12 +15,19 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Batch, Data, joined, stored_logits, unchecked
+from featcal.core.batch import Batch, Data, by_blocks, joined, stored_logits, unchecked
 
 
 def row_hash(values: Tensor) -> Tensor:
     """A well mixed number from 0 to 2^32 - 1 for each row of values (n, ...), (n,) int64."""
-    return mixed(values.float().contiguous().view(torch.int32).sum(1, dtype=torch.int64))
+
+    def sums(rows: Tensor) -> Tensor:
+        bits = rows.detach().float().contiguous().view(torch.int32)
+        if bits.is_cpu:  # numpy needs no copy in 64 bits
+            return torch.from_numpy(bits.numpy().sum(1, dtype=np.int64))
+        return bits.sum(1, dtype=torch.int64)
+
+    return mixed(torch.cat(by_blocks(sums, values)))
 
 
 def mixed(numbers: Tensor) -> Tensor:
@@ -196,13 +203,17 @@ CELLS = 2 ** (31 - DROPPED)
 
 def size_counts(values: Tensor) -> Tensor:
     """(2^15,) int64: how many of some values have each size."""
-    bits = values.detach().abs().float().contiguous().view(torch.int32).flatten()
-    if bits.is_cuda:  # half of them are 0 after a ReLU, and would wait for each other
-        some = bits[bits >> DROPPED > 0]
-        counts = torch.bincount(some >> DROPPED, minlength=CELLS).cpu()
-        counts[0] = len(bits) - len(some)
+
+    def counts_of(rows: Tensor) -> Tensor:
+        cell = rows.abs().float().contiguous().view(torch.int32).flatten() >> DROPPED
+        if not cell.is_cuda:
+            return torch.bincount(cell, minlength=CELLS)
+        some = cell[cell > 0]  # half are 0 after a ReLU, and would wait for each other
+        counts = torch.bincount(some, minlength=CELLS).cpu()
+        counts[0] = len(cell) - len(some)
         return counts
-    return torch.bincount(bits >> DROPPED, minlength=CELLS).cpu()
+
+    return torch.stack(by_blocks(counts_of, values.detach())).sum(0)
 
 
 def size_quantile(counts: Tensor, share: float, *, zeros: bool = True) -> float:

@@ -26,6 +26,7 @@ from featcal.core.batch import (
     Head,
     Through,
     blocks,
+    by_blocks,
     features_of,
     joined,
     stored_logits,
@@ -68,6 +69,7 @@ JOINT = 64  # thresholds where later steps are refitted for each
 # All other data: a scan of a sample, a walk on all rows, a window around its end.
 MANY = 2**24  # logits from which on a GPU does without the window
 SHARE, MOST = 0.16, 4096  # of the rows in the sample; more rows tell a scan nothing new
+FEW_PARTS = 8  # of the sample, one from each chunk: more are joined, for the sake of their products
 POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
 MOST_TRIALS = POINTS + 2 * len(OFFSETS)  # when the closer look has to move
@@ -185,11 +187,15 @@ class FeatureClip(FeatureMap):
 
 def clipped_share(data: Data, threshold: float) -> tuple[float, float]:
     """The share of activations beyond the threshold, and of rows with at least one."""
+
+    def beyond(features: Tensor) -> Tensor:
+        size = features.abs()
+        return torch.stack([(size > threshold).count_nonzero(), (size.amax(1) > threshold).sum()])
+
     sums = torch.zeros(4, dtype=torch.float64)
     found = []
     for batch in data:
-        beyond = (features_of(batch).abs() > threshold).sum(1)
-        found.append(torch.stack([beyond.sum(), (beyond > 0).sum()]))
+        found += by_blocks(beyond, features_of(batch))
         sums[2:] += torch.tensor([features_of(batch).numel(), len(batch)])
     for part in found:
         sums[:2] += part.cpu()
@@ -221,7 +227,7 @@ def clipped_logits(
     if share == 0:
         return own
     logits = own.clone()
-    clipped = features[touched].clamp(-threshold, threshold)
+    clipped = features[touched].clamp_(-threshold, threshold)  # a copy already
     logits[touched] = head_logits(clipped, head).to(logits.dtype)
     return logits
 
@@ -341,6 +347,12 @@ class Clipped:
             yield unchecked(own, batch.labels, None, batch.groups)
 
 
+def largest(features: Tensor) -> Tensor:
+    """The largest absolute feature of each row."""
+    size: Tensor = torch.linalg.vector_norm(features, math.inf, 1)
+    return size
+
+
 class Trials:
     """Tries thresholds and remembers them.
 
@@ -357,7 +369,7 @@ class Trials:
         self.problem, self.criterion, self.accuracy = problem, criterion, accuracy
         self.keep = 0 if problem.then is None else None  # read once unless later steps are refitted
         if view is None:
-            peaks = [torch.linalg.vector_norm(features_of(b), math.inf, 1) for b in problem.source]
+            peaks = [torch.cat(by_blocks(largest, features_of(b))) for b in problem.source]
             self.peaks = torch.cat([*peaks, torch.zeros(1, device=problem.facts.device)]).double()
             view = partial(Clipped, problem, peaks)
         self.view = view
@@ -877,7 +889,8 @@ def sample(problem: Problem, share: float) -> Problem:
     """
     data = problem.data if problem.data.kept else problem.source
     parts = [batch.rows(row_hash(features_of(batch)) < share * 2**32) for batch in data]
-    parts = [joined(parts)] if parts else parts
+    if len(parts) > FEW_PARTS:
+        parts = [joined(parts)]
     found = int(dist.total(torch.tensor(sum(map(len, parts)))))
     if not 0 < found <= 1.3 * share * problem.facts.rows + 10:
         most, facts = math.ceil(share * problem.facts.rows), problem.facts

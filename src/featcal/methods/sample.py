@@ -27,7 +27,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Head, features_of, predicted, stored_logits, unchecked
+from featcal.core.batch import (
+    BLOCK,
+    Batch,
+    Head,
+    blocks,
+    features_of,
+    predicted,
+    stored_logits,
+    unchecked,
+)
 from featcal.core.calibrator import Calibrator, keep_prediction
 from featcal.core.checks import InputError
 from featcal.core.fit import Problem, StepReport, nll, settle
@@ -48,8 +57,7 @@ FOLDS = 5  # of samples, where these have several rows
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
 LOGITS = 2**21  # of theirs, at most
 HASHED = 64  # logits of a row, by which it is chosen
-BLOCK = 2**19  # logits that go through all the steps of a curve while they are in the cache
-STEPS, ENOUGH = 30, 1e-9  # of Newton's method; it ends where a step promises less, in nats a row
+STEPS, ENOUGH = 30, 1e-6  # of Newton's method; a step that promises less nats per row is the last
 HIGHEST = 20.0  # of 1/T over the common one, and its inverse: nothing that was fitted comes near
 
 WORDS = {
@@ -216,18 +224,21 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
     """
     block = max(BLOCK // rows.logits.shape[1], 1)
     if len(inverse) > block and rows.logits.is_cpu:
-        cut = [slice(start, start + block) for start in range(0, len(inverse), block)]
-        parts = [Rows(*(getattr(rows, key)[part] for key in vars(rows))) for part in cut]
-        pairs = zip(parts, [inverse[c] for c in cut], strict=True)
-        return torch.cat([curves(*pair, boost, smoothing) for pair in pairs], 1)
+
+        def some(start: int) -> Tensor:
+            part = slice(start, start + block)
+            cut = Rows(*(getattr(rows, key)[part] for key in vars(rows)))
+            return curves(cut, inverse[part], boost, smoothing)
+
+        return torch.cat([some(start) for start in range(0, len(inverse), block)], 1)
     top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
     others = rows.logits - rows.logits.gather(1, top)  # below the top, (n, k) <= 0
     true = others.gather(1, rows.labels[:, None])[:, 0].double()
     wrong = (rows.top != rows.labels).double()
     if smoothing:  # `true` becomes the mean over labels that are not the top, `wrong` their share
-        spread, each = others.double().sum(1), smoothing / others.shape[1]
+        below, each = others.double().sum(1), smoothing / others.shape[1]
         both = (1 - smoothing) * wrong + each * (others.shape[1] - 1)
-        true = ((1 - smoothing) * wrong * true + each * spread) / both
+        true = ((1 - smoothing) * wrong * true + each * below) / both
         wrong = both
     others.scatter_(1, top, -torch.inf)
     nearest = others.amax(1, keepdim=True)
@@ -235,8 +246,8 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
     others.scatter_(1, top, 0.0)
     total = weight.sum(1)
     mean = torch.linalg.vecdot(weight, others) / total
-    spread = torch.linalg.vecdot(weight, others.square_()) / total - mean.square()
-    mean, spread = mean.double(), spread.double().clamp(min=0)
+    variance = torch.linalg.vecdot(weight, others.square_()) / total - mean.square()
+    mean, variance = mean.double(), variance.double().clamp(min=0)
     share = total.double().log() + inverse * nearest[:, 0].double()  # A, below the top
     odds = boost - share
     sure = odds.sigmoid()
@@ -244,7 +255,7 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
     bend = sure * (1 - sure)
     value = F.softplus(-odds) + wrong * (odds + share - inverse * true)
     first = wrong * (mean - true) - slope * mean  # in 1/T; d falls by the mean
-    second = bend * mean.square() + (wrong - slope) * spread
+    second = bend * mean.square() + (wrong - slope) * variance
     return torch.stack(
         [
             value,
@@ -317,18 +328,18 @@ class _Fit:
         self.tops: list[Tensor] = []
         sums = torch.zeros(2, len(self.names), dtype=torch.float64)
         wrong = torch.zeros(1, dtype=torch.float64)
+        reads = bool(set(self.names) & set(OF_FEATURES))
+
+        def read(rows: Batch) -> tuple[Tensor, Tensor]:
+            logits, features = stored_logits(rows), features_of(rows) if reads else None
+            return terms_of(self.names, features, logits), predicted(logits)
+
         for batch in problem.data:
-            logits = stored_logits(batch)
-            block = max(BLOCK // facts.classes, 1) if logits.is_cpu else max(len(batch), 1)
-            cut = [batch.rows(slice(at, at + block)) for at in range(0, len(batch), block)]
-            reads = bool(set(self.names) & set(OF_FEATURES))
-            found = [
-                terms_of(self.names, features_of(part) if reads else None, stored_logits(part))
-                for part in cut or [batch]
-            ]
+            seen = batch if reads else unchecked(batch.logits, batch.labels)
+            found, tops = zip(*map(read, blocks(seen)), strict=True)
             terms = torch.cat(found).double()
             self.terms.append(terms)
-            self.tops.append(predicted(logits))
+            self.tops.append(torch.cat(tops))
             sums += torch.stack([terms.sum(0), terms.square().sum(0)]).cpu()
             wrong += (self.tops[-1] != batch.labels).sum().cpu()
         mean, square = dist.total(sums) / facts.rows
@@ -446,15 +457,15 @@ class _Fit:
             step = system.step()
             step = step / max(1.0, float(step.abs().max()))  # the quadratic holds no further
             promised = -float(system.slope @ step)
-            if promised < ENOUGH:
-                return at, system, True
+            if promised < ENOUGH:  # the next one would promise about the square of it
+                return at + step, system, True
             for length in (1.0, 0.5, 0.25, 0.1, 0.03, 0.01):
                 there = at + length * step
                 new = System.of(self.sums(data(), there, rows), there, ridge, self.dense)
                 if new.value <= system.value - 1e-4 * length * promised:
                     break
             else:
-                return at, system, promised < 1e3 * ENOUGH
+                return at, system, False
             at, system = there, new
         return at, system, False
 
