@@ -117,6 +117,18 @@ def many(body):
     return lines(heads, rows)
 
 
+def memory(body):
+    heads = (">pack", "held by", "command", ">seconds", ">of its own at most")
+    rows = []
+    for run in body["runs"]:
+        by = f"`--memory {run['memory']}`" + (" and the system" if run["group"] else "")
+        for name, cost in run.items():
+            if isinstance(cost, dict):
+                size, own = f"{run['pack_bytes'] / 1e9:.0f} GB", f"{cost['own_bytes'] / 1e6:.0f} MB"
+                rows.append((size, by, f"`{name}`", seconds(cost["seconds"]), own))
+    return lines(heads, rows)
+
+
 def scale(body):
     """One row for each recipe and number of rows, one column for each number of processes."""
     numbers = sorted({case["processes"] for case in body["cases"]})
@@ -154,6 +166,7 @@ PARTS = {  # of each page: the name between the markers, the result file, how it
         "gpu": ("gpu", gpu),
         "report": ("report", report),
         "rows": ("rows", many),
+        "memory": ("memory", memory),
     },
     "scale.md": {"scale": ("scale", scale)},
 }

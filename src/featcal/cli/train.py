@@ -63,7 +63,7 @@ HISTORY_HEADINGS = ("run", "loss", "epochs", "training loss", *SCORES, "lowest v
     "--data",
     required=True,
     type=app.PATH,
-    help="The folder of the images; docs/datasets.md says what may lie there.",
+    help="The folder of the images: CIFAR's binary archive, or train/CLASS/ and test/CLASS/.",
 )
 @click.option(
     *("--loss", "loss_text"),
