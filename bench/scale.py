@@ -66,13 +66,14 @@ def measured(rows, processes, rounds):
 
 
 def expected(cases):
-    """The fit at a billion rows, from the line through what one process took."""
+    """The fit at a billion rows, from what one process took; in proportion where it grew less."""
     found = {}
     for recipe in RECIPES:
         ones = [one for one in cases if one["recipe"] == recipe and one["processes"] == 1]
         rows, seconds = ([one[key] for one in ones] for key in ("rows", "fit_seconds"))
         slope = float(np.polyfit(np.log(rows), np.log(seconds), 1)[0]) if len(rows) > 1 else None
-        hours = None if slope is None else seconds[-1] * (FAR / rows[-1]) ** slope / 3600
+        # A slope below 1 is that of costs that do not grow: far out, those of each row are left.
+        hours = slope and seconds[-1] * (FAR / rows[-1]) ** max(slope, 1) / 3600
         found[recipe] = {"slope": slope, "hours": hours}
     return found
 

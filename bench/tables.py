@@ -152,9 +152,10 @@ def scale(body):
     )
     if after:
         after = (
-            f"\n\nAt {body['far']:,} rows of that size, computed from the slope of log seconds on "
-            "log rows of one process, and measured by nobody; reading from a disk comes on top "
-            f"where the pack is larger than memory:\n\n{after.rstrip()}"
+            f"\n\nAt {body['far']:,} rows of that size, computed from the seconds at the most rows "
+            "and the slope of log seconds on log rows, of one process (a slope below 1 is taken as "
+            "1), and measured by nobody; reading from a disk comes on top where the pack is larger "
+            f"than memory:\n\n{after.rstrip()}"
         )
     return words + lines(heads, rows) + after
 
