@@ -100,6 +100,37 @@ def test_fitted_values_go_to_a_device_and_a_reset_leaves_them_there():
     assert both.steps[1].reset().temperature.device.type == "meta"
 
 
+def test_a_pipeline_has_a_most_of_steps():
+    most = Pipeline(*(Temperature() for _ in range(16)))
+    assert len(parse(repr(most)).steps_in_order()) == 16
+    with pytest.raises(InputError, match="17 steps"):
+        Pipeline(*most.steps, Temperature())
+
+
+def test_rows_are_transformed_with_a_head_or_without():
+    logits, layer = torch.randn(6, 3), nn.Linear(4, 3)
+    features = torch.randn(6, 4)
+    hot = Temperature().assign(temperature=2.0)
+    assert torch.allclose(hot.transform(logits), logits / 2)
+    assert torch.allclose(hot.transform(features, layer), layer(features) / 2)
+    with pytest.raises(InputError, match="head"):
+        FeatureClip().assign(threshold=1.0).transform(features)
+
+
+def test_fresh_is_what_nobody_gave_a_value():
+    assert parse("clip | temperature").fresh
+    assert not parse("clip(threshold=2) | temperature").fresh
+    half = parse("clip | temperature")
+    half.steps[1].assign(temperature=2.0)
+    assert not half.fresh
+    half.reset()
+    assert half.fresh
+    logits = torch.eye(4)
+    fitted = Temperature().fit(Batch(3 * logits, torch.arange(4)))
+    assert not fitted.fresh
+    assert fitted.reset().fresh
+
+
 def test_what_is_a_whole_recipe_stands_alone(registered):
     shift = shift_class()
     shift.alone = True

@@ -142,6 +142,16 @@ def test_a_head_is_tried_on_the_first_rows_that_come():
         )
 
 
+def test_samples_are_counted_over_all_batches():
+    rows = data(n=90)
+    groups = torch.arange(90) // 9
+    cut = [slice(0, 30), slice(30, 90)]
+    facts = survey([Batch(rows.logits[c], rows.labels[c], groups=groups[c]) for c in cut], None)
+    assert (facts.rows, facts.groups, facts.samples) == (90, 10, 10)
+    alone = survey([Batch(rows.logits, rows.labels)], None)
+    assert (alone.groups, alone.samples) == (0, 90)
+
+
 def draws():
     """The next number of every generator."""
     return float(torch.rand(())), random.random(), float(np.random.rand())

@@ -54,6 +54,21 @@ def test_a_pack_is_fitted_under_a_cap(tmp_path):
     assert most < 500
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("500000KB", 5e8),
+        ("600mb", 6e8),
+        ("0.5 GB", 5e8),
+        ("2GB", 2e9),
+        ("1TB", 1e12),
+        (5 * 10**8, 5e8),
+    ],
+)
+def test_sizes_are_read_in_decimal_units(text, size):
+    assert memory.parsed(text) == size
+
+
 def test_a_cap_bounds_chunks_and_what_is_kept():
     free = memory.keep_bytes(), memory.chunk_values()
     data = Batch(torch.zeros(6000, 2), torch.arange(6000) % 2, torch.zeros(6000, 1000))

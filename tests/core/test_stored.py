@@ -16,6 +16,7 @@ from featcal import InputError
 from featcal.core.files import new_file
 from featcal.core.stored import (
     DEEPEST,
+    check_unpacked,
     digest,
     json_of,
     made,
@@ -111,6 +112,14 @@ def test_one_flipped_bit_is_noticed_and_files_without_a_sha256_are_read(tmp_path
     assert read_tensors(path)[1] == {}
 
 
+def test_names_types_and_shapes_are_of_the_digest_as_values_are():
+    one = torch.zeros(2, 3)
+    others = [{"b": one}, {"a": one.int()}, {"a": one.T}, {"a": one + 1}, {"a": one, "b": one[:0]}]
+    assert len({digest(tensors, {}) for tensors in ({"a": one}, *others)}) == 6
+    assert digest({"a": one}, {"recipe": "clip"}) != digest({"a": one}, {})
+    assert digest({"a": one, "b": one}, {}) == digest({"b": one, "a": one}, {})
+
+
 def npy(shape, descr="<f4", content=b""):
     out = io.BytesIO()
     header = {"descr": descr, "fortran_order": False, "shape": shape}
@@ -144,6 +153,22 @@ def test_arrays_that_end_early_or_go_on_are_refused():
     for spoiled in (content[:-1], content + b"x"):
         with pytest.raises(ValueError, match="last number"):
             npy_of(io.BytesIO(spoiled), 99)
+
+
+def test_a_mapped_array_needs_every_byte_it_declares(tmp_path):
+    path = tmp_path / "a.npy"
+    np.save(path, np.arange(10.0))
+    assert map_npy(path).tolist() == list(range(10))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="79 bytes"):
+        map_npy(path)
+
+
+@pytest.mark.parametrize(("stored", "unpacked"), [(2**20, 100 * 2**20), (1, 2**26), (2**30, 2**33)])
+def test_numbers_unpack_to_a_hundred_times_their_size_or_64_mib(stored, unpacked):
+    check_unpacked(stored, unpacked)
+    with pytest.raises(ValueError, match="no honest numbers"):
+        check_unpacked(stored, max(100 * stored, 2**26) + 1)
 
 
 def test_a_full_disk_is_one_sentence_with_the_name_a_person_gave(tmp_path):

@@ -226,6 +226,7 @@ class Calibrator(nn.Module, ABC):
             old = self._buffers[key]
             assert value is not None
             self._buffers[key] = value if old is None else value.to(old.device)
+        self.report = None
         return self
 
     @property
@@ -470,6 +471,13 @@ class Pipeline(Calibrator):
     def needs_features(self) -> bool:  # type: ignore[override]
         """Whether a step does."""
         return any(step.needs_features for step in self.steps_in_order())
+
+    def reset(self) -> Self:
+        """Forgets what the steps were fitted to."""
+        for step in self.steps_in_order():
+            step.reset()
+        self.report = None
+        return self
 
     def steps_in_order(self) -> list[Calibrator]:
         """The steps, in reading order."""

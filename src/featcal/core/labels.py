@@ -123,6 +123,7 @@ class Labels(Calibrator):
         device = next((value.device for value in self.buffers()), None)
         count = labels if self.own else 1
         self.parts = nn.ModuleList(copy.deepcopy(self.step).to(device) for _ in range(count))
+        self.report = None
         return self
 
     def stand_in(self) -> Calibrator:

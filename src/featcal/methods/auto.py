@@ -94,6 +94,7 @@ class Auto(Calibrator):
     def reset(self) -> Auto:
         """Forgets what was chosen."""
         self.choice = Temperature().to(next(self.choice.buffers()).device)
+        self.report = None
         return self
 
     def learn(self, problem: Problem) -> list[StepReport]:
