@@ -21,7 +21,7 @@ from statistics import fmean
 
 import torch
 from corruptions import KINDS, STRENGTHS, corrupted
-from paper_tables import DATASETS, NETWORKS, REDUCTION
+from paper_tables import DATASETS, NETWORKS
 from safetensors import safe_open
 from train_published import WEIGHTS
 
@@ -288,7 +288,7 @@ def by_network(networks):
 
 def title(network):
     """What a network is, in words."""
-    loss = REDUCTION.sub("", network["loss"]).removesuffix("()")
+    loss = network["loss"].partition("(")[0]
     name = NETWORKS.get(network["network"], network["network"])
     return f"{name} with {loss}, seed {network['train_seed']}"
 

@@ -1,12 +1,13 @@
 """What `sample` and `auto` were chosen from: other forms and other rules on the same resplits.
 
-    python experiments/variants.py [--extra FOLDER] [--packs NAME ...] [--parts forms rules]
+    python experiments/variants.py [--extra FOLDER] [--packs NAME ...] [--parts forms known rules]
 
 A form is z s(x) + b(x) e_top with terms, a link from terms to s = 1/T, and a ridge of its own,
 fitted as `sample` is: by Newton's method, the strength of the ridge by leave-one-out, one T for all
-rows where that is as good. A rule reads the table that `auto` makes of rows left out. Packs and
-resplits are those of experiments/study.py; only packs with features are read. Puts the packs of a
-run into results/variants.json, beside those there, and writes its part of docs/research.md.
+rows where that is as good. What is known to nobody, the numbers that suit the scored rows best,
+tells how much there is to gain. A rule reads the table that `auto` makes of rows left out. Packs
+and resplits are those of experiments/study.py; only packs with features are read. Puts the packs of
+a run into results/variants.json, beside those there, and writes its part of docs/research.md.
 """
 
 import argparse
@@ -339,6 +340,8 @@ FORMS = {  # by their words
 BIASED = "and a bias for each class, fitted after it"
 TERMS = ("norm", "gap", "norm, energy", "gap, energy, spread")
 RECIPES = {f"terms: {each}": f'sample(terms="{each}")' for each in TERMS}
+PLAIN = "no offset of the predicted class"
+BASE_KNOWN, KNOWN = f"{BASE}, fitted to the scored rows", f"{PLAIN}, fitted to the scored rows"
 CHAINS = ("clip | sample", "sample | svs", "norm_clip | temperature", "parameterised")
 
 
@@ -404,6 +407,20 @@ def forms_on(pack, path, size):
     return found
 
 
+def known_on(pack, path, size):
+    """NLL of each resplit by T and by `sample` without offsets, both fitted to the scored rows."""
+    found = {BASE: [], BASE_KNOWN: [], KNOWN: []}
+    for rep in range(REPS):
+        batch, fit, test, head = split_of(pack, path, size, rep)
+        others = batch.rows(test)
+        found[BASE].append(outcome(fitted(BASE, batch.rows(fit), head), others, head))
+        found[BASE_KNOWN].append(outcome(fitted(BASE, others, head), others, head))
+        with torch.no_grad():
+            form = Fit(FORMS[PLAIN], batch, further(batch, head, test), test)
+        found[KNOWN].append(form.loss(batch, test))
+    return {words: [round(loss, 6) for loss in losses] for words, losses in found.items()}
+
+
 def lowest(table):
     return min(table, key=lambda row: row["value"])
 
@@ -463,6 +480,10 @@ def rules_on(pack, path, size):
     return found
 
 
+PARTS = {
+    **{"forms": (forms_on, FIT_ROWS), "known": (known_on, FIT_ROWS[:1])},
+    "rules": (rules_on, RULE_SIZES),
+}
 TOLD = {  # what the page says of them in words
     "pair": "terms: norm, energy",
     "bare": "all five terms, neither offsets nor b",
@@ -517,7 +538,11 @@ features; NLL in percent over that of `sample`, means over packs, with {few} and
   mixture with the uniform distribution, a bias for each class; the best of them {further} %.
 - Terms as they are; divided by their standard deviation, with a stronger ridge: {scaled} %.
 - A ridge that grows where few rows are wrong; one that does not: {bold} %.
-- `sample | svs`: {svs} %, which is why `auto` tries it where rows are many."""
+- `sample | svs`: {svs} %, which is why `auto` tries it where rows are many.
+
+How much there is to gain: over a `temperature` fitted to {few} rows, `sample` without offsets has
+{known} % if its seven numbers are fitted to the scored rows themselves, and one T fitted to them
+{base_known} %. Of that `sample` gets {gained} % with {few} and {many} fit rows."""
 
 RULES_INTRO = """\
 `auto` chooses by rows left out of the fit, and there are several rules to do so. NLL over
@@ -539,6 +564,11 @@ def page_part(results):
         min(fmean(by_packs(forms, size, words, OURS)) for words in FURTHER) for size in FIT_ROWS
     )
     said["further"] = " and ".join(f"{one:+.2f}" for one in best)
+    for key, words in (("known", KNOWN), ("base_known", BASE_KNOWN)):
+        said[key] = f"{fmean(by_packs(results['known'], FIT_ROWS[0], words, BASE)):+.2f}"
+    said["gained"] = " and ".join(
+        f"{fmean(by_packs(forms, size, OURS, BASE)):+.2f}" for size in FIT_ROWS
+    )
     sizes = {"few": f"{FIT_ROWS[0]:,}", "many": f"{FIT_ROWS[1]:,}", "packs": len(forms)}
     return "\n\n".join(
         [
@@ -570,9 +600,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--packs", nargs="+", metavar="NAME", help="these alone")
     parser.add_argument("--extra", type=Path, metavar="FOLDER", help="networks that are held out")
-    parser.add_argument(
-        "--parts", nargs="*", choices=("forms", "rules"), default=["forms", "rules"]
-    )
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -583,8 +611,8 @@ def main():
     results |= {"made_by": "experiments/variants.py", "versions": versions()}
     results["setting"] = {"resplits": REPS, "recipe_resplits": FEW, "rule_resplits": RULE_REPS}
     for part in options.parts:
-        on, sizes = {"forms": (forms_on, FIT_ROWS), "rules": (rules_on, RULE_SIZES)}[part]
-        for pack in options.packs or (paths if part == "forms" else RULE_PACKS):
+        on, sizes = PARTS[part]
+        for pack in options.packs or (RULE_PACKS if part == "rules" else paths):
             if pack in paths and opened(paths[pack])[1] is not None:
                 found = {str(size): on(pack, paths[pack], size) for size in sizes}
                 results.setdefault(part, {})[pack] = found

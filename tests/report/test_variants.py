@@ -147,3 +147,15 @@ def test_what_the_page_says_in_words_is_so(variants):
         assert all(abs(each) < 0.05 for each in over(variants.TOLD[key]))
     few, many = over(variants.TOLD["svs"])
     assert many < 0 < few
+
+
+def test_what_is_known_to_nobody_bounds_what_is_fitted(variants):
+    results = json.loads(variants.RESULTS.read_text())
+    for pack, cell in results["known"].items():
+        few = cell[str(variants.FIT_ROWS[0])]
+        gain = variants.over(few, variants.KNOWN, variants.BASE)
+        assert gain < variants.over(few, variants.BASE_KNOWN, variants.BASE) < 0
+        fitted = variants.over(
+            results["forms"][pack][str(variants.FIT_ROWS[0])], variants.OURS, variants.BASE
+        )
+        assert gain < fitted
