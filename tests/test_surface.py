@@ -68,6 +68,7 @@ def test_a_fixed_value_is_applied_and_never_fitted(recipe, fixed, mine, tmp_path
     val = next(iter(pack.split("val")))
     fresh, fitted = featcal.parse(recipe), featcal.parse(recipe).fit(pack.split("val"))
     loaded = featcal.load(featcal.save(fitted, tmp_path / "c.safetensors"))
+    (step,) = loaded.report.steps
     for one in (fresh, fitted, loaded):
         assert repr(one) == recipe
         torch.testing.assert_close(
@@ -75,7 +76,6 @@ def test_a_fixed_value_is_applied_and_never_fitted(recipe, fixed, mine, tmp_path
         )
         assert {key: float(value) for key, value in one.named_buffers()} == pytest.approx(fixed)
         assert repr(one.reset()) == recipe
-    (step,) = loaded.report.steps
     assert step.values == fixed
     assert not step.noop
     assert "as given, not fitted" in step.message

@@ -64,6 +64,7 @@ def found(rank):
         "sample": [each.tolist() for each in (sample.features, sample.labels, sample.logits)],
         "lowest": squares.at.tolist(),
         "sizes": folds.sizes(),
+        "turns": [block.tolist() for block in dist.in_turn(logits.split(2)[: len(logits)], 3)],
     }
 
 
@@ -106,6 +107,8 @@ def test_every_rank_learns_of_all_rows(answers):
         assert got["ece"] == pytest.approx(Bins.of(logits=LOGITS, labels=LABELS).ece)
         assert got["lowest"] == pytest.approx(LOGITS.mean(0).tolist(), abs=1e-6)
         assert got["sizes"] == [4, 3]
+    in_turn = [LOGITS[rows].tolist() for rows in (slice(2), slice(4, 6), slice(2, 4), slice(6, 7))]
+    assert [got["turns"] for got in answers] == [in_turn, [], []]
 
 
 def test_ranks_agree_on_a_sample_and_leave_a_refusal_together(answers):
@@ -122,5 +125,6 @@ def test_a_process_alone_is_the_whole():
     values = torch.arange(3.0)
     assert (dist.active(), dist.world(), dist.rank()) == (False, 1, 0)
     assert dist.total(values) is dist.largest(values) is dist.gather(values) is values
+    assert list(dist.in_turn([values], 1)) == [values]
     assert dist.ends(values) == (0.0, 2.0)
     assert dist.ends(values[:0]) == (float("inf"), float("-inf"))
