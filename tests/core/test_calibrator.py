@@ -133,6 +133,17 @@ def test_rows_of_another_network_are_not_transformed():
         of_logits.transform(torch.randn(6, 7))
 
 
+def test_a_notebook_shows_the_values_of_what_was_not_fitted():
+    shown = parse("clip | temperature")._repr_html_()
+    assert "<th>recipe</th><th>values</th>" in shown
+    assert "<td><code>clip | temperature</code></td><td>threshold=inf temperature=1</td>" in shown
+
+
+def test_the_only_class_stays_as_it_is():
+    logits = torch.randn(5, 1)
+    assert with_confidence(logits, torch.full((5,), 0.5)) is logits
+
+
 def test_fresh_is_what_nobody_gave_a_value():
     assert parse("clip | temperature").fresh
     assert not parse("clip(threshold=2) | temperature").fresh

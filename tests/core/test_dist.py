@@ -121,6 +121,39 @@ def test_ranks_agree_on_a_sample_and_leave_a_refusal_together(answers):
     assert "another process" in said[1]
 
 
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3"}, (0, 1)),  # left over from a job that has ended
+        ({"WORLD_SIZE": "1", "RANK": "3"}, (0, 1)),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, (1, 2)),
+        ({"WORLD_SIZE": "2"}, (0, 2)),
+    ],
+)
+def test_torchrun_tells_a_process_its_place(said, place, monkeypatch):
+    for key in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in said.items():
+        monkeypatch.setenv(key, value)
+    assert dist.launched() == place
+
+
+def test_a_process_that_has_joined_no_others_runs_and_speaks_for_itself(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with dist.processes(gpu=False):
+        assert not dist.active()
+        assert dist.speaks(RuntimeError(), 0) is True
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for key in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(key, raising=False)
+    with (
+        pytest.raises(InputError, match=r"WORLD_SIZE is 2, .*: start the processes with torchrun"),
+        dist.processes(gpu=False),
+    ):
+        pass
+
+
 def test_a_process_alone_is_the_whole():
     values = torch.arange(3.0)
     assert (dist.active(), dist.world(), dist.rank()) == (False, 1, 0)
