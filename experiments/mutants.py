@@ -35,7 +35,10 @@ SOURCE = ROOT / "src" / "featcal"
 RESULTS, DOCS = ROOT / "results" / "mutants.json", ROOT / "docs" / "trust.md"
 EQUIVALENT = ROOT / "experiments" / "mutants_equivalent.json"  # mutant -> why no test can tell
 START, END = "<!-- mutants: made by experiments/mutants.py -->", "<!-- end of mutants -->"
-SUITE = ("tests/core", "tests/metrics", "src/featcal/core", "src/featcal/metrics", "tests/methods")
+SUITE = (
+    *("tests/core", "tests/metrics", "tests/methods", "src/featcal/core", "src/featcal/metrics"),
+    "tests/test_labels.py",
+)
 SKIPPED = "not auto"  # fits every recipe in every fold: minutes that show nothing of these modules
 MEMORY, CONTROLS = 16 * 2**30, 10
 
@@ -331,7 +334,8 @@ class Server:
         parts = [
             (n, 0, lambda n=n: self.survey(session.items[n::workers], n)) for n in range(workers)
         ]
-        in_parallel(parts, workers, lambda *_: None)
+        if any(in_parallel(parts, workers, lambda *_: None).values()):
+            return True  # and found.json is missed
         ran = []
         for file in sorted(self.folder.glob("survey-*.json")):
             ran += [Ran(**each) for each in json.loads(file.read_text())]
@@ -366,27 +370,40 @@ class Server:
             self.passed.add(report.nodeid)
 
     def survey(self, items, number):
-        """Runs tests once, as they are, and writes what each ran."""
+        """Runs tests once, as they are, and writes what each ran, in processes it forks too."""
         import coverage
 
         measured = coverage.Coverage(data_file=None, include=[f"{SOURCE}/*"], config_file=False)
-        seconds = {}
-        with measured.collect():
-            for item, after in zip(items, [*items[1:], None], strict=True):
-                measured.switch_context(item.nodeid)
-                started, failed = time.process_time(), self.session.testsfailed
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
-                if self.session.testsfailed == failed and item.nodeid in self.passed:
-                    seconds[item.nodeid] = time.process_time() - started
-        lines = {test: {} for test in seconds}
-        data = measured.get_data()
-        for file in data.measured_files():
-            for line, tests in data.contexts_by_lineno(file).items():
-                where = Path(file).relative_to(SOURCE).as_posix()
-                for test in tests:
-                    if test in lines:
-                        lines[test].setdefault(where, []).append(line)
-        ran = [asdict(Ran(test, seconds[test], lines[test])) for test in seconds]
+        seconds, own, leave = {}, os.getpid(), os._exit
+
+        def left(status):
+            if os.getpid() != own:
+                (self.folder / f"lines-{own}-{os.getpid()}.json").write_text(json.dumps(lines()))
+            leave(status)
+
+        def lines():
+            measured.stop()
+            data, found = measured.get_data(), defaultdict(lambda: defaultdict(list))
+            for file in data.measured_files():
+                for line, tests in data.contexts_by_lineno(file).items():
+                    for test in tests:
+                        found[test][Path(file).relative_to(SOURCE).as_posix()].append(line)
+            return found
+
+        os._exit = left
+        measured.start()
+        for item, after in pairwise([*items, None]):
+            measured.switch_context(item.nodeid)
+            started, failed = time.process_time(), self.session.testsfailed
+            item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+            if self.session.testsfailed == failed and item.nodeid in self.passed:
+                seconds[item.nodeid] = time.process_time() - started
+        os._exit, found = leave, lines()
+        for file in self.folder.glob(f"lines-{own}-*.json"):
+            for test, files in json.loads(file.read_text()).items():
+                for where, more in files.items():
+                    found[test][where] = sorted({*found[test][where], *more})
+        ran = [asdict(Ran(test, seconds[test], dict(found[test]))) for test in seconds]
         (self.folder / f"survey-{number}.json").write_text(json.dumps(ran))
         return 0
 
@@ -394,7 +411,7 @@ class Server:
         """0 if no test fails with this code, None for none, in the place of the functions' own."""
         for function in functions:
             function.__code__ = code or function.__code__
-        for item, after in zip(items, [*items[1:], None], strict=True):
+        for item, after in pairwise([*items, None]):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
             if self.session.testsfailed:
                 return 1
@@ -403,6 +420,8 @@ class Server:
 
 def chooser(ran, budget):
     """The tests for a mutant: those that run its lines, fastest first, and their seconds.
+
+    The fastest is tried even where it alone is over the budget.
 
     What is outside of functions runs when it is imported: all tests of the files of tests that run
     some line of its file.
@@ -422,7 +441,7 @@ def chooser(ran, budget):
         near = inside.values() if mutant.function else around
         chosen, spent = [], 0.0
         for each in sorted(near, key=lambda each: each.seconds):
-            if spent + each.seconds <= budget:
+            if not chosen or spent + each.seconds <= budget:
                 chosen.append(each.test)
                 spent += each.seconds
         return chosen, max(spent, 0.01)
@@ -487,7 +506,7 @@ def teller(mutants):
 
 
 def try_all(mutants, options):
-    """Each mutant's exit status, None where no test runs its line, and the tests used."""
+    """Each mutant's exit status, 0 also where no test runs its line, and the tests used."""
     import hypothesis
     import pytest
     import torch

@@ -375,3 +375,11 @@ def test_every_link_leads_somewhere():
             if not goal.exists() or (anchor and anchor not in anchors(goal)):
                 broken.append((page.name, target))
     assert not broken
+
+
+def test_every_attack_on_the_page_of_trust_has_its_tests():
+    page = (ROOT / "docs" / "trust.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", page)
+    assert len(named) > 30
+    for file, test in named:
+        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text()

@@ -59,6 +59,17 @@ def test_their_descriptions_can_be_shown(built):
     output(sys.executable, "-m", "twine", "check", "--strict", *built)
 
 
+def test_the_description_of_an_index_has_no_link_into_the_repository(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        _, _, text = wheel.read(name).decode().partition("\n\n")
+    links = re.findall(r"\]\(([^)]*)\)", text)
+    assert [link for link in links if not link.startswith("https://")] == []
+    readme = (ROOT / "README.md").read_text()
+    assert text.startswith(readme.splitlines()[0])
+    assert len(text) > 0.7 * len(readme)
+
+
 def interpreter(name):
     """A Python with what featcal needs, and where that lies."""
     found = shutil.which(name)

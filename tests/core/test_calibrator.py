@@ -115,6 +115,33 @@ def test_rows_are_transformed_with_a_head_or_without():
     assert torch.allclose(hot.transform(features, layer), layer(features) / 2)
     with pytest.raises(InputError, match="head"):
         FeatureClip().assign(threshold=1.0).transform(features)
+    with pytest.raises(InputError, match="rows are one number"):
+        hot.transform(torch.tensor(1.0))
+
+
+def test_rows_of_another_network_are_not_transformed():
+    torch.manual_seed(0)
+    layer, features = nn.Linear(4, 3).requires_grad_(False), torch.randn(120, 4)
+    labels = torch.multinomial((layer(features) / 2).softmax(1), 1)[:, 0]
+    fitted = parse("clip | temperature").fit(Batch(None, labels, features), layer)
+    with pytest.raises(InputError, match="fitted to 4 features, and these rows have 5"):
+        fitted.transform(torch.randn(6, 5), nn.Linear(4, 3))
+    with pytest.raises(InputError, match="fitted to 3 classes, and these rows have 7"):
+        fitted.transform(features, nn.Linear(4, 7))
+    of_logits = Temperature().fit(Batch(layer(features), labels))
+    with pytest.raises(InputError, match="fitted to 3 classes, and these rows have 7"):
+        of_logits.transform(torch.randn(6, 7))
+
+
+def test_a_notebook_shows_the_values_of_what_was_not_fitted():
+    shown = parse("clip | temperature")._repr_html_()
+    assert "<th>recipe</th><th>values</th>" in shown
+    assert "<td><code>clip | temperature</code></td><td>threshold=inf temperature=1</td>" in shown
+
+
+def test_the_only_class_stays_as_it_is():
+    logits = torch.randn(5, 1)
+    assert with_confidence(logits, torch.full((5,), 0.5)) is logits
 
 
 def test_fresh_is_what_nobody_gave_a_value():

@@ -64,6 +64,7 @@ def found(rank):
         "sample": [each.tolist() for each in (sample.features, sample.labels, sample.logits)],
         "lowest": squares.at.tolist(),
         "sizes": folds.sizes(),
+        "turns": [block.tolist() for block in dist.in_turn(logits.split(2)[: len(logits)], 3)],
     }
 
 
@@ -106,6 +107,8 @@ def test_every_rank_learns_of_all_rows(answers):
         assert got["ece"] == pytest.approx(Bins.of(logits=LOGITS, labels=LABELS).ece)
         assert got["lowest"] == pytest.approx(LOGITS.mean(0).tolist(), abs=1e-6)
         assert got["sizes"] == [4, 3]
+    in_turn = [LOGITS[rows].tolist() for rows in (slice(2), slice(4, 6), slice(2, 4), slice(6, 7))]
+    assert [got["turns"] for got in answers] == [in_turn, [], []]
 
 
 def test_ranks_agree_on_a_sample_and_leave_a_refusal_together(answers):
@@ -118,9 +121,43 @@ def test_ranks_agree_on_a_sample_and_leave_a_refusal_together(answers):
     assert "another process" in said[1]
 
 
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ({}, (0, 1)),
+        ({"RANK": "3"}, (0, 1)),  # left over from a job that has ended
+        ({"WORLD_SIZE": "1", "RANK": "3"}, (0, 1)),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, (1, 2)),
+        ({"WORLD_SIZE": "2"}, (0, 2)),
+    ],
+)
+def test_torchrun_tells_a_process_its_place(said, place, monkeypatch):
+    for key in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in said.items():
+        monkeypatch.setenv(key, value)
+    assert dist.launched() == place
+
+
+def test_a_process_that_has_joined_no_others_runs_and_speaks_for_itself(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with dist.processes(gpu=False):
+        assert not dist.active()
+        assert dist.speaks(RuntimeError(), 0) is True
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for key in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(key, raising=False)
+    with (
+        pytest.raises(InputError, match=r"WORLD_SIZE is 2, .*: start the processes with torchrun"),
+        dist.processes(gpu=False),
+    ):
+        pass
+
+
 def test_a_process_alone_is_the_whole():
     values = torch.arange(3.0)
     assert (dist.active(), dist.world(), dist.rank()) == (False, 1, 0)
     assert dist.total(values) is dist.largest(values) is dist.gather(values) is values
+    assert list(dist.in_turn([values], 1)) == [values]
     assert dist.ends(values) == (0.0, 2.0)
     assert dist.ends(values[:0]) == (float("inf"), float("-inf"))

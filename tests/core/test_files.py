@@ -241,6 +241,10 @@ def test_what_cannot_be_written_is_said_of_the_output_and_of_nothing_else(tmp_pa
         fails(lambda _: FileNotFoundError(errno.ENOENT, "gone", "input"))
     with pytest.raises(BrokenPipeError):
         fails(BrokenPipeError)
+    refused = InputError("rows are too few")
+    with pytest.raises(InputError) as caught:
+        fails(lambda _: refused)
+    assert caught.value is refused
     assert left_over(tmp_path) == []
 
 

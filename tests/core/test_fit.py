@@ -59,6 +59,19 @@ def test_what_helps_rows_left_out_is_kept(recipe):
     assert found.details["left_out"] < found.loss_before
 
 
+def test_few_rows_are_told_of_where_something_was_learned_from_them():
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(60, 3, generator=draw)
+    labels = torch.multinomial(logits.softmax(1), 1, generator=draw)[:, 0]
+    sure = Batch(5 * logits, labels)
+    assert "60 rows are few" in parse("temperature").fit(sure).report.few_rows
+    assert parse("temperature(temperature=3.0)").fit(sure).report.few_rows == ""
+    idle = parse("temperature").fit(Batch(torch.zeros(60, 3), labels)).report
+    assert (idle.steps[0].noop, idle.few_rows) == (True, "")
+    many = Batch(sure.logits.repeat(2, 1), labels.repeat(2))
+    assert parse("temperature").fit(many).report.few_rows == ""
+
+
 def test_few_numbers_are_not_judged_again():
     for recipe in ("temperature", "svs", "isotonic"):
         found = parse(recipe).fit(crowded(3000, 3, heat=3.0)).report.steps[0]

@@ -1,5 +1,6 @@
 """A cap on memory: what it turns into, and that a fit of a larger pack keeps to it."""
 
+import mmap
 import os
 import subprocess
 import sys
@@ -80,6 +81,58 @@ def test_a_cap_bounds_chunks_and_what_is_kept():
     assert (memory.keep_bytes(), memory.chunk_values()) == free
     for size in ("2 gb", 2 * 10**9, "2000MB"):
         assert memory.parsed(size) == 2 * 10**9
-    for size in ("2GX", "-1GB", "100MB", 7):
+    for size in ("2GX", "-1GB", "100MB", "499999KB", 7):
         with pytest.raises(InputError, match="such as 2GB"):
             Temperature().fit(data, memory=size)
+
+
+@pytest.mark.parametrize("cap", ["500MB", "1GB", "4GB", "20GB", "1TB"])
+def test_what_is_kept_and_what_is_at_work_fit_under_the_cap(cap):
+    """A joint fit holds 6 views of the logits at least, and 8 copies of a chunk in float64."""
+    free = memory.keep_bytes(), memory.chunk_values(), memory.held_bytes()
+    with memory.limited(cap):
+        kept, values = memory.keep_bytes(), memory.chunk_values()
+        assert 6 * kept + 8 * 8 * values + memory.OWN <= memory.parsed(cap)
+        assert 0 < 4 * memory.held_bytes() <= kept <= free[0]
+        assert 2**18 < values <= free[1]
+        assert (kept == free[0], values == free[1]) == ((cap in ("20GB", "1TB"),) * 2)
+        with memory.limited(None):
+            assert memory.keep_bytes() == kept
+    assert (memory.keep_bytes(), memory.chunk_values(), memory.held_bytes()) == free
+
+
+def test_the_cap_of_a_fit_ends_with_it_whatever_happens():
+    seen = []
+
+    @memory.under_cap
+    def fails(memory_at_work, memory=None):
+        seen.append(memory_at_work())
+        raise RuntimeError("stop")
+
+    for size in ("500MB", None):
+        with pytest.raises(RuntimeError, match="stop"):
+            fails(memory.keep_bytes, memory=size)
+    assert seen[0] < seen[1] == memory.keep_bytes()
+
+
+def test_under_a_cap_the_c_library_maps_small_blocks(monkeypatch):
+    asked = []
+
+    class Library:
+        def mallopt(self, *words):
+            asked.append(words)
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: Library())
+    memory.steady()
+    with memory.limited("1GB"):
+        pass
+    threshold = -3  # M_MMAP_THRESHOLD of malloc.h
+    assert [words[0] for words in asked] == [threshold, threshold]
+    assert 16 * mmap.PAGESIZE <= asked[1][1] < asked[0][1]  # of a page nothing less is mapped
+    for other in (AttributeError, OSError, TypeError):  # of systems whose heap is another
+
+        def missing(_, other=other):
+            raise other
+
+        monkeypatch.setattr(memory.ctypes, "CDLL", missing)
+        memory.steady()

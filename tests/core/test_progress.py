@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import threading
 
 import torch
 
@@ -23,6 +24,24 @@ def at_work(monkeypatch, stream, seconds):
         for done in (100, 200, 300):
             tell("collecting rows", done, 300)
     return stream.getvalue()
+
+
+def test_items_are_spread_over_the_threads_that_torch_has_and_each_computes_alone():
+    meeting = threading.Barrier(2, timeout=60)
+
+    def work(item):
+        meeting.wait()  # for the other one, which must be at work at the same time
+        return item, torch.get_num_threads(), torch.is_grad_enabled()
+
+    torch.set_num_threads(2)
+    try:
+        with torch.no_grad():
+            assert progress.spread(work, "ab") == [("a", 1, False), ("b", 1, False)]
+        assert torch.get_num_threads() == 2
+        here = threading.get_ident()
+        assert progress.spread(lambda _: threading.get_ident(), "a") == [here]
+    finally:
+        torch.set_num_threads(1)
 
 
 def test_a_terminal_sees_how_far_how_fast_and_how_long_still(monkeypatch):

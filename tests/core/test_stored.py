@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from featcal import InputError
+from featcal.core.checks import ArgumentError
 from featcal.core.files import new_file
 from featcal.core.stored import (
     DEEPEST,
@@ -78,6 +79,29 @@ def test_documents_are_shallow_finite_and_written_in_whole_letters():
         reading("a.json", "copy it"),
     ):
         json_of("[" * 100_000)
+
+
+def test_what_a_parser_says_is_one_short_line_without_the_name_of_the_file():
+    for error, words in (
+        (ValueError("a.json\n  is odd"), "it is odd"),
+        (KeyError("a.json"), "KeyError: 'it'"),
+        (ValueError("x" * 5000), "x" * 200 + " ..."),
+        (ValueError("x" * 200), "x" * 200),
+    ):
+        with pytest.raises(InputError) as caught, reading("a.json", "copy it"):
+            raise error
+        assert str(caught.value) == f"a.json cannot be read ({words}): copy it"
+        assert caught.value.__cause__ is error
+
+
+def test_refusals_of_our_own_have_the_name_of_the_file_once_and_no_memory_is_no_fault_of_it():
+    for said, words in (("it is odd", "a.json: it is odd"), ("a.json is odd", "a.json is odd")):
+        with pytest.raises(InputError, match=f"^{words}$"), reading("a.json", "copy it"):
+            raise InputError(said)
+    for error in (MemoryError(), ArgumentError("<batch> is 0")):
+        with pytest.raises(type(error)) as caught, reading("a.json", "copy it"):
+            raise error
+        assert caught.value is error
 
 
 def check_known(texts):
@@ -150,9 +174,26 @@ def test_arrays_that_end_early_or_go_on_are_refused():
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     content = npy((2, 3), content=values.tobytes())
     assert np.array_equal(npy_of(io.BytesIO(content), 99), values)
+    for order, shape in (("C", (2, 3)), ("F", (2, 3)), ("C", (0, 3)), ("C", ())):
+        out = io.BytesIO()
+        np.save(out, np.asarray(np.arange(np.prod(shape)).reshape(shape), order=order))
+        found = npy_of(io.BytesIO(out.getvalue()), 99)
+        assert found.shape == shape
+        assert found.flatten().tolist() == list(range(found.size))
     for spoiled in (content[:-1], content + b"x"):
         with pytest.raises(ValueError, match="last number"):
             npy_of(io.BytesIO(spoiled), 99)
+
+
+def test_large_arrays_are_read_in_parts_and_every_version_of_the_format():
+    values = np.arange(400_000.0)
+    for version in ((1, 0), (2, 0), (3, 0)):
+        out = io.BytesIO()
+        np.lib.format.write_array(out, values, version=version)
+        assert np.array_equal(npy_of(io.BytesIO(out.getvalue()), 99), values)
+    for descr in ("|O", "|S0", "<U0"):
+        with pytest.raises(ValueError, match="is never read: save numbers"):
+            npy_of(io.BytesIO(npy((3,), descr)), 99)
 
 
 def test_a_mapped_array_needs_every_byte_it_declares(tmp_path):

@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from featcal import METHODS, InputError, parse
+from featcal import METHODS, Batch, InputError, load, parse, save
 
 WRONG = {
     "density": "neighbours=0; references='all'; features='both'; reference=True, neighbours=7",
@@ -61,6 +62,31 @@ def test_wrong_arguments_are_refused_by_name(method):
 def test_arguments_are_refused(method, arguments, culprit):
     with pytest.raises(InputError, match=f"{method}: .*{culprit}"):
         METHODS[method](**arguments)
+
+
+CLIPS = ("clip", "logit_clip", "norm_clip")
+FIXED = [("temperature", "temperature"), *((clip, "threshold") for clip in CLIPS)]
+
+
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")  # of a step that harms
+@pytest.mark.parametrize(("method", "key"), FIXED)
+def test_what_a_recipe_may_fix_can_be_saved_and_loaded(method, key, tmp_path):
+    """Smaller numbers are 0 in float32, and what they gave was saved and never loaded."""
+    for value in (0, 1e-300, 1e-45, 9e-31, 1.1e30, 1e308, 10**400, True, "1"):
+        with pytest.raises(InputError, match=f"{key} is .* from 1e-30 to 1e\\+30"):
+            METHODS[method](**{key: value})
+    features = torch.randn(200, 4).relu()
+    batch, head = Batch(None, torch.arange(200) % 3, features), torch.nn.Linear(4, 3)
+    for value in (1e-30, 1, 1e30):
+        fitted = METHODS[method](**{key: value}).fit(batch, head.requires_grad_(False))
+        save(fitted, tmp_path / f"{value}")
+        assert load(tmp_path / f"{value}").report == fitted.report
+
+
+@pytest.mark.parametrize("method", ["vector", "matrix", "dirichlet"])
+def test_the_strongest_penalty_is_taken(method):
+    assert METHODS[method](ridge=1e6).ridge == 1e6
+    assert METHODS[method](ridge=0).ridge == 0
 
 
 def test_numbers_of_numpy_are_shown_as_pythons():

@@ -40,6 +40,7 @@ MOST = {
     "seed": 2**62,
 }
 STRONGEST = 1e6
+SMALLEST, HUGEST = 1e-30, 1e30  # of a number that a recipe fixes: float32 has room beyond
 
 
 class InputError(ValueError):
@@ -132,18 +133,18 @@ def check_strength(method: str, key: str, value: object) -> float:
 
 
 def check_positive(method: str, key: str, value: object) -> float:
-    """A finite number above 0, as a recipe may fix one: `temperature(temperature=1.4)`.
+    """A number above 0 that float32 can work with, as a recipe may fix one.
 
     >>> check_positive("clip", "threshold", 0)
     Traceback (most recent call last):
-    featcal.core.checks.InputError: clip: threshold is 0: give a number above 0, or leave it out \
-to have it fitted
+    featcal.core.checks.InputError: clip: threshold is 0: give a number from 1e-30 to 1e+30, or \
+leave it out to have it fitted
     """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value < 3e38:  # type: ignore[operator]  # of a float32
+    if not number or not SMALLEST <= value <= HUGEST:  # type: ignore[operator]
         raise InputError(
-            f"{method}: {key} is {value!r}: give a number above 0, or leave it out to have it "
-            "fitted"
+            f"{method}: {key} is {value!r}: give a number from {SMALLEST:g} to {HUGEST:g}, or "
+            "leave it out to have it fitted"
         )
     return value if isinstance(value, int) else float(value)  # type: ignore[arg-type]
 
