@@ -6,8 +6,9 @@ Every job has one set of arrays, which all who can do it get in the form they ta
 the library call alone, as its documentation shows it. All run in turns, and the unit, one plain
 pass over the arrays (`head(features)` or `logits.sum()`), takes its turn too: what counts are
 ratios. Then memory: the most that was resident beyond the arrays, each in a process of its own,
-after a small run that loads what is loaded once. Then growth: ours on 1, 2, 4 and 8 times as many
-rows, features or classes, and the slope of log seconds on log size.
+after a small run that loads what is loaded once; so for ours with very many classes. Then growth:
+ours on 1, 2 and 4 times as many rows, features or classes, by the clock and in seconds of all
+cores, and the slope of their logarithms.
 
 The published search tries c = 0.01, 0.02, ..., 20.00 on all rows, with accuracy, NLL and ECE at
 each; `published` is our own writing of that loop, plain and without waste. Four of its steps are
@@ -44,7 +45,12 @@ from featcal.metrics import ece
 STEPS, TIMED_STEPS = 2000, (1, 600, 1300, 2000)
 RIGHT = 1e-7  # NLL above the optimum below which a search has found T
 CLASSES = 1000
-START, FACTORS = (16_384, 512, 512), (1, 2, 4, 8)  # of the growth: rows, features, classes
+FACTORS = (1, 2, 4)  # of the growth
+START = {  # rows, features, classes: where a sample of fixed size and the caches no longer count
+    "rows": (262_144, 256, 256),
+    "features": (65_536, 512, 256),
+    "classes": (65_536, 256, 512),
+}
 
 # --- the clipping threshold: each returns c -------------------------------------------------------
 
@@ -276,6 +282,23 @@ JOBS = {
 }
 
 
+def featcal_fit(recipe, features, labels, head):
+    batch = Batch(None, labels, features)
+    return lambda: parse(recipe).fit(batch, head).report.loss_after
+
+
+VOCABULARY = {  # as many classes as a language model has: its memory alone is measured
+    "rows": 600,
+    "data": lambda rows: problem(rows, 4096, 128_000),
+    "few": lambda rows: problem(rows, 64, 50),
+    "size": "4096 -> 128,000",
+    "who": {
+        recipe: ("featcal", "features", partial(featcal_fit, recipe))
+        for recipe in ("temperature", "clip", "clip | temperature", "sample")
+    },
+}
+
+
 def plain(data):
     """The unit of a job: one pass over its arrays."""
     if len(data) == 2:
@@ -343,15 +366,23 @@ def peak_of(job, name, scale):
 
 def print_peak(job, name, scale):
     """What the process of `peak_of` does."""
-    how = JOBS[job]["who"][name][2]
+    about = {**JOBS, "vocabulary": VOCABULARY}[job]
+    how = about["who"][name][2]
     with quiet():
-        how(*JOBS[job]["data"](2000))()
-        run = how(*JOBS[job]["data"](round(JOBS[job]["rows"] * scale)))
+        how(*about.get("few", about["data"])(2000))()
+        run = how(*about["data"](round(about["rows"] * scale)))
         ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from what is resident
         before = resident("VmRSS")
         run()
     print(resident("VmHWM") - before)
+
+
+def vocabulary(scale):
+    """The peaks of ours with very many classes."""
+    peaks = {name: peak_of("vocabulary", name, scale) for name in VOCABULARY["who"]}
+    print(f"vocabulary: {peaks}", flush=True)
+    return {"rows": round(VOCABULARY["rows"] * scale), "size": VOCABULARY["size"], "peaks": peaks}
 
 
 def resident(field):
@@ -376,7 +407,7 @@ def growth(rounds, scale):
         for axis in axes:
             curve = {"job": job, "axis": axis, "sizes": [], "seconds": [], "cpu_seconds": []}
             for factor in FACTORS:
-                size = dict(zip(("rows", "features", "classes"), START, strict=True))
+                size = dict(zip(START, START[axis], strict=True))
                 size[axis] *= factor
                 size["rows"] = round(size["rows"] * scale)
                 if job == "clip":
@@ -384,7 +415,8 @@ def growth(rounds, scale):
                 else:
                     data = posterior(size["rows"], size["classes"])
                 run = ours[job](*data)
-                run()
+                if factor == FACTORS[0]:
+                    run()  # warms up
                 _, seconds, cores = in_turns({job: run}, rounds)[job]
                 curve["sizes"].append(size)
                 curve["seconds"].append(seconds)
@@ -395,7 +427,7 @@ def growth(rounds, scale):
                 )
             curves.append(curve)
             print(f"growth of {job} in {axis}: {curve}", flush=True)
-    return {"start": START, "factors": FACTORS, "curves": curves}
+    return {"factors": FACTORS, "curves": curves}
 
 
 def main():
@@ -404,7 +436,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2, help="of torch, for every library")
     parser.add_argument("--scale", type=float, default=1.0, help="of the rows")
-    parser.add_argument("--only", nargs="+", choices=[*JOBS, "growth"], help="the rest is kept")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*JOBS, "vocabulary", "growth"], help="the rest is kept"
+    )
     parser.add_argument("--peak", nargs=2, metavar=("JOB", "NAME"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     # Torchvision has no CPU build here: its two operators are declared so that peers import it.
@@ -421,7 +455,9 @@ def main():
         if asked.only is None or job in asked.only:
             jobs[job] = beside(job, asked.rounds, asked.scale)
     body = {"rounds": asked.rounds, "jobs": [jobs[job] for job in JOBS if job in jobs]}
-    body["growth"] = kept.get("growth")
+    body |= {part: kept.get(part) for part in ("vocabulary", "growth")}
+    if asked.only is None or "vocabulary" in asked.only:
+        body["vocabulary"] = vocabulary(asked.scale)
     if asked.only is None or "growth" in asked.only:
         body["growth"] = growth(asked.rounds, asked.scale)
     keep(asked.output, body)

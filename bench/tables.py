@@ -75,6 +75,12 @@ def growth(body):
     return f"![{what}](images/{PICTURE.name})\n\n{lines(heads, rows)}"
 
 
+def vocabulary(body):
+    found = body["vocabulary"]
+    rows = [(f"`{recipe}`", f"{peak / 1e6:,.0f} MB") for recipe, peak in found["peaks"].items()]
+    return lines((f"recipe, {size_of(found)}", ">memory"), rows)
+
+
 def gpu(body):
     fits = [
         key
@@ -163,6 +169,7 @@ def scale(body):
 PARTS = {  # of each page: the name between the markers, the result file, how it is shown
     "benchmarks.md": {
         "cpu": ("cpu", cpu),
+        "vocabulary": ("cpu", vocabulary),
         "growth": ("cpu", growth),
         "gpu": ("gpu", gpu),
         "report": ("report", report),

@@ -55,6 +55,33 @@ def test_a_pack_is_fitted_under_a_cap(tmp_path):
     assert most < 500
 
 
+CLASSES = """
+import torch
+from torch import nn
+from featcal import Batch, parse
+def most():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) / 1000
+torch.set_num_threads(1)
+head = nn.Linear(8, 128_000).requires_grad_(False)
+head.weight *= 20
+features = torch.randn(200, 8)
+labels = head(features[:50]).argmax(1).repeat(4)
+parse("temperature").fit(Batch(None, labels[:2], features[:2]), head)
+before = most()
+parse("temperature").fit(Batch(None, labels, features), head)
+print(most() - before)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
+def test_many_classes_mean_few_rows_at_a_time():
+    """102 MB of logits are kept: all rows at once would take as much for every step of a sum."""
+    words = [sys.executable, "-W", "ignore", "-c", CLASSES]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 250
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

@@ -17,7 +17,7 @@ from typing import ParamSpec, TypeVar
 
 from featcal.core.checks import ArgumentError
 
-KEEP_BYTES = 2**30  # logits of a view that stay in memory instead of being recomputed
+KEEP_BYTES = 5 * 2**27  # logits of a view that stay in memory instead of being recomputed
 CHUNK_VALUES = 2**26  # features or logits of a chunk at most: 256 MiB in float32
 OWN = 2**28 + 2**27  # bytes of the interpreter, torch and what it keeps for itself
 VIEWS = 8  # a joint fit holds half a dozen views of the logits,
