@@ -177,7 +177,7 @@ def test_every_snippet_of_the_models_page_runs(tmp_path, monkeypatch):
     layer = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
     pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2))
     model = nn.Sequential(OrderedDict(layer3=layer, pool=pool, fc=nn.Linear(8, 3)))
-    names = {"model": model, "val_loader": loader, "test_loader": loader, "x": x}
+    names = {"model": model, "val_loader": loader, "test_loader": [*loader], "x": x}
     names["featcal"] = featcal
     rows = featcal.collect(model, loader)
     names["features"] = torch.cat([batch.features for batch in rows])
@@ -227,7 +227,7 @@ def test_every_snippet_of_the_segmentation_page_runs(tmp_path, monkeypatch):
     blocks = python_blocks("docs/segmentation.md")
     assert len(blocks) == 4
     for block in blocks:
-        exec(block, names | {"test_loader": loader, "featcal": featcal})
+        exec(block, names | {"test_loader": [*loader], "featcal": featcal})
     assert (tmp_path / "resized.onnx").is_file()
 
 

@@ -158,7 +158,7 @@ def test_the_code_for_the_network_runs(tmp_path, monkeypatch, capsys):
     np.savez("imagenet5k-efficientnet_lite0.npz", **arrays, **layer)
     names = {"network": network, "photos": torch.rand(4, 3, 1, 2)}
     rows = [(torch.rand(60, 3, 1, 2) * 4, torch.arange(60) % 3)]
-    names |= {"model": network, "val_loader": rows, "test_loader": rows}
+    names |= {"model": network, "val_loader": rows, "test_loader": [*rows]}
     for block in python_blocks("imagenet"):
         exec(compile(block, "docs/vision.md", "exec"), names)
     assert type(names["calibrated"]) is Network

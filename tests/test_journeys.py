@@ -1,14 +1,20 @@
 """The second hour: what was fitted is used elsewhere, as a person would type it."""
 
+import json
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import featcal
 from featcal import Batch
 from featcal.arrays import Calibrated
 from featcal.cli import main
+from featcal.report.compare import every_recipe
 
 ROWS, CLASSES = 400, 4
 NAMES = ("ant", "bee", "cat", "dog")
@@ -419,3 +425,98 @@ def test_what_is_printed_fits_a_line():
     for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val")))):
         assert len(repr(shown)) < 200, type(shown)
         assert f"{len(data[0]):,}" in repr(data)
+
+
+# --- what else is tried ---------------------------------------------------------------------------
+
+
+def batch(seed):
+    return Batch(*drawn(seed))
+
+
+def test_all_compares_every_method_in_a_shell(here):
+    """In a process of its own: methods register when loaded, which nothing may have done."""
+    featcal.write_pack(here / "mine", {"val": batch(1), "test": batch(2)})
+    typed = ["compare", "mine", "--all", "--metric", "NLL", "--resamples", "0", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "featcal", *typed], check=True, capture_output=True, text=True
+    )
+    recipes = {row["recipe"] for row in json.loads(done.stdout)["rows"]}
+    assert recipes == set(every_recipe(classes=4, features=False, train=False))
+    assert {"none", "auto", "temperature", "isotonic"} <= recipes
+
+
+def test_a_misspelt_command_names_the_nearest(capsys):
+    assert run("comprae") == 2
+    assert "Did you mean 'compare'?" in capsys.readouterr().err
+
+
+def test_what_a_fit_did_is_short_and_readable():
+    logits, labels = drawn(1)
+    recipe = featcal.parse("clip(threshold=9.0) | temperature")
+    report = recipe.fit(Batch(None, labels, logits), nn.Identity())
+    told = str(report.report)
+    assert told.startswith("clip(threshold=9.0) | temperature, fitted on 400 rows, joint: NLL ")
+    assert "\ntemperature: T = " in told
+    assert len(told) < 600
+    assert "tensor(0,)" not in str(featcal.parse("sample").fit([batch(1)]))
+
+
+def test_a_model_calibrated_from_a_file_says_how_it_was_fitted(tmp_path):
+    model = nn.Linear(6, 3)
+    loader = [(torch.randn(200, 6), torch.arange(200) % 3)]
+    calibrated = featcal.calibrate(model, loader, "temperature(temperature=1.5)", evidence=False)
+    featcal.save(calibrated, tmp_path / "c.safetensors")
+    again = featcal.load(tmp_path / "c.safetensors", onto=model)
+    assert "T = 1.5 as given" in str(again.calibration)
+    assert not hasattr(featcal.detach(again), "calibration")
+
+
+def test_arrays_are_compared_by_the_recipes_that_suit_them():
+    val, test = ((one.logits.numpy(), one.labels.numpy()) for one in (batch(1), batch(2)))
+    found = featcal.compare(val, test, resamples=0)
+    assert [row.recipe for row in found] == ["none", "auto", "temperature"]
+    fitted = Calibrated("temperature").fit(*val)
+    by_estimator = featcal.evaluate(test, fitted)
+    assert by_estimator.metrics == featcal.evaluate(test, fitted.calibrator_).metrics
+
+
+def test_natural_mistakes_are_told_in_a_sentence():
+    model, loader = nn.Linear(6, 3), [(torch.randn(200, 6), torch.arange(200) % 3)]
+    logits, labels = batch(1).logits, batch(1).labels
+    with pytest.raises(featcal.InputError, match="model is a list: give a network"):
+        featcal.calibrate(loader, model)
+    with pytest.raises(featcal.InputError, match="never score on the rows of the fit"):
+        featcal.compare(model, loader, loader)
+    with pytest.raises(featcal.InputError, match=r"pass the pair \(logits, labels\)"):
+        featcal.evaluate(logits.numpy(), labels.numpy())
+    with pytest.raises(featcal.InputError, match=r"of two arrays pass \[\(inputs, labels\)\]"):
+        featcal.calibrate(model, loader[0])
+    with pytest.raises(featcal.InputError, match="rows are a DataLoader"):
+        featcal.Temperature().fit([batch(1)]).transform(DataLoader(TensorDataset(logits)))
+
+
+def test_probabilities_imported_or_predicted_as_logits_are_noticed(here, capsys):
+    probs = batch(1).logits.softmax(1).numpy()
+    labels = batch(1).labels.numpy()
+    np.savez(here / "val.npz", logits=probs, labels=labels)
+    assert run("pack", "import", "val.npz", "-o", "mine") == 0
+    assert "Warning: the rows of val lie in 0..1" in capsys.readouterr().out
+    with pytest.warns(featcal.CalibrationWarning, match="--probs"):
+        featcal.import_files(here / "val.npz", here / "again")
+    estimator = Calibrated("temperature", kind="probs").fit(probs, labels)
+    featcal.save(estimator, here / "cal.safetensors")
+    with pytest.warns(featcal.CalibrationWarning, match="kind='probs'"):
+        Calibrated.load(here / "cal.safetensors").predict_proba(probs)
+
+
+def test_a_calibrator_is_not_written_under_the_name_of_another_format(here, capsys):
+    featcal.write_pack(here / "mine", {"val": batch(1)})
+    assert run("fit", "mine", "temperature", "-o", "cal.onnx") == 2
+    assert "featcal export" in capsys.readouterr().err
+    assert not (here / "cal.onnx").exists()
+    (here / "val.csv").write_text("label;a;b\na;1;0\n")
+    assert run("pack", "import", "val.csv", "--probs", "-o", "other") == 2
+    assert "not ';'" in capsys.readouterr().err
+    assert run("fit", "val.csv", "temperature", "-o", "cal.safetensors") == 2
+    assert "featcal pack import val.csv -o val" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from featcal.core.batch import Batch, Data, Head
+from featcal.core.batch import Batch, Data, Head, as_data
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.fit import Mode, undisturbed
@@ -18,7 +18,7 @@ from featcal.core.labels import all_labels
 from featcal.core.progress import shown
 from featcal.core.text import parse
 from featcal.data.collect import IGNORED, Collected, Collector, Unpack, collect
-from featcal.data.pack import Pack
+from featcal.data.pack import Pack, rows_of
 from featcal.heads.attach import (
     attach,
     attached,
@@ -183,6 +183,10 @@ def compare(
     if not isinstance(data, nn.Module):
         if len(others) < 2:
             options["recipes"] = recipes
+            if recipes is DEFAULT_RECIPES:
+                first = next(iter(as_data(rows_of(data, "val"))), None)
+                features = first is not None and first.features is not None
+                options["recipes"] = usual_recipes(features=features)
         elif recipes is not DEFAULT_RECIPES:
             raise InputError("recipes are given twice: name them once")
         return compare_rows(data, *others, **options)
@@ -193,6 +197,11 @@ def compare(
         )
     head = options.pop("head", None)
     drawn = {"ignore_index": ignore_index, "positions": positions, "seed": options.get("seed", 0)}
+    if len(others) == 2 and others[0] is others[1]:
+        raise InputError(
+            "val and test are the same loader: never score on the rows of the fit; leave out test "
+            "to cross-fit them"
+        )
     val, *rest = (_seen(data, one, head, unpack, **drawn)[0] for one in others)
     if not rest:
         options.setdefault("folds", FOLDS)

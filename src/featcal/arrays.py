@@ -39,7 +39,7 @@ from featcal.core.checks import (
     check_choice,
     check_finite,
     check_probs,
-    sum_tolerance,
+    like_probs,
 )
 from featcal.core.fit import FitReport, Mode, evaluating
 from featcal.core.text import parse
@@ -111,15 +111,7 @@ class Calibrated:
             train: features of rows the classifier was trained on, for recipes that need them.
         """
         given = _table(X)
-        scores = self.kind == "logits" and self.head is None and given.shape[1] > 1
-        near = (given.sum(1) - 1).abs() < sum_tolerance(given)
-        if scores and bool((given >= 0).all() & near.all()):
-            warnings.warn(
-                "Calibrated: the rows of X lie in 0..1 and sum to 1, as probabilities do, and are "
-                "read as logits: pass kind='probs' if they are probabilities",
-                CalibrationWarning,
-                stacklevel=2,
-            )
+        _doubt(given, self.head, self.kind, depth=3)
         labels = _labels(y, len(given), flat=given.shape[1] > 1)
         check_choice("Calibrated", "kind", self.kind, ("logits", "probs"))
         if self.head is not None and self.kind == "probs":
@@ -254,7 +246,9 @@ class Calibrated:
                 "pass X[list(estimator.feature_names_in_)]"
             )
         width = getattr(self, "n_features_in_", None)
-        rows = _entering(_table(X, width=width), self.head_, self._kind)
+        given = _table(X, width=width)
+        _doubt(given, self.head_, self._kind, depth=4)
+        rows = _entering(given, self.head_, self._kind)
         if self.head_ is None:
             self.calibrator_.check_sizes(classes=rows.shape[1])
         head = nn.Identity() if self.head_ is None else self.head_
@@ -415,6 +409,17 @@ def _read_head(given: Any) -> Head | None:  # noqa: ANN401 - whatever the caller
     if bias.numel() == 1:  # scikit-learn's intercept_ where there is none
         bias = bias.expand(len(weight))
     return linear_of(**head_tensors((weight, bias)))
+
+
+def _doubt(rows: Tensor, head: Any, kind: str, *, depth: int) -> None:  # noqa: ANN401 - any head
+    """Warns of probabilities that are read as logits."""
+    if kind == "logits" and head is None and like_probs(rows):
+        warnings.warn(
+            "Calibrated: the rows of X lie in 0..1 and sum to 1, as probabilities do, and are "
+            "read as logits: pass kind='probs' if they are probabilities",
+            CalibrationWarning,
+            stacklevel=depth,
+        )
 
 
 def _entering(rows: Tensor, head: Head | None, kind: str) -> Tensor:

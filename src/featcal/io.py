@@ -78,7 +78,8 @@ def load(
     Args:
         path: the file that `save` or `featcal fit` wrote.
         onto: the network it was fitted to, with its own weights loaded; the result is then a model
-            of the same class with the calibrator attached.
+            of the same class with the calibrator attached, and with the report of the fit as its
+            `calibration`.
         head: path of the model's last layer, where the file names none or another.
 
     Raises:
@@ -87,7 +88,7 @@ def load(
     if not Path(path).is_file():
         why = "is a folder" if Path(path).is_dir() else "does not exist"
         raise InputError(f"{path} {why}: give the file that 'featcal fit -o' wrote")
-    with reading(path, "fit it again"):
+    with reading(path, "give the file that 'featcal fit -o' wrote, or fit it again"):
         tensors, texts = read_tensors(path)
         if texts.get("format") != FORMAT:
             raise InputError(f"{path} is not a featcal calibrator: make one with 'featcal fit'")
@@ -115,7 +116,9 @@ def load(
     if onto is None:
         return calibrator
     head = place.get("head") if head is None else head
-    return attach(onto, calibrator, head=head, layer=place.get("layer"))
+    model = attach(onto, calibrator, head=head, layer=place.get("layer"))
+    vars(model)["calibration"] = calibrator.report  # where `calibrate` leaves its evidence
+    return model
 
 
 @torch.no_grad()

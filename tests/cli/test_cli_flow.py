@@ -7,6 +7,7 @@ import stat
 import numpy as np
 import pytest
 from cli_cases import arrays, done, featcal, logits_alone, packed, save, tree
+from safetensors.torch import load_file
 
 import featcal as library
 from featcal.cli import app
@@ -113,13 +114,13 @@ def test_bins_and_splits(pack):
 
 
 def test_force_replaces_a_file(pack, cal, tmp_path):
-    out = tmp_path / "out.npy"
+    out = tmp_path / "out.safetensors"
     out.write_text("old")
     done("fit", pack, "temperature", "-o", out, "--force")
     done("eval", pack, out)
     done("predict", pack, cal, "-o", out, "--force")
-    assert np.load(out).shape == (300, 4)
-    assert list(tree(tmp_path)) == ["out.npy"]
+    assert load_file(out)["probs"].shape == (300, 4)
+    assert list(tree(tmp_path)) == ["out.safetensors"]
     assert out.stat().st_mode & stat.S_IRGRP  # what one user fits another may serve
 
 

@@ -6,6 +6,7 @@ prints the one or the other.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import os
@@ -103,6 +104,15 @@ class Commands(click.Group):
         module, _, name = KNOWN[cmd_name][0].partition(".")
         found: click.Command = getattr(import_module(f"featcal.cli.{module}"), name)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called; where there is none, the nearest is named."""
+        near = difflib.get_close_matches(args[0], KNOWN, n=1)
+        if args[0] not in KNOWN and near and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands by task, and what a recipe may name."""

@@ -26,6 +26,7 @@ from featcal.core.checks import InputError
 from featcal.core.files import REMOVE, check_free
 from featcal.data import Pack, import_files
 from featcal.data.collect import placed, unpacked
+from featcal.data.files import doubt
 from featcal.data.resume import COLLECTED_ROWS, collect_pack, partial_of
 from featcal.data.share import collect_shared, parts_of
 from featcal.export.onnx_file import TOLERANCE
@@ -82,7 +83,11 @@ def import_(
     with app.progress_bar():
         made = import_files(given, output, label=label, kind=kind, ignore=ignore)
     told = {**made.summary(), "output": str(output)}
-    return told, [*_about(told), f"Wrote {output}"]
+    return told, [
+        *_about(told),
+        *(f"Warning: {text}" for text in [doubt(made)] if text),
+        f"Wrote {output}",
+    ]
 
 
 @pack.command()

@@ -264,7 +264,10 @@ class Chunked:
         held, before = 0, None
         for batch in self.data:
             if not isinstance(batch, Batch):
-                raise InputError(f"data holds a {type(batch).__name__}: every item must be a Batch")
+                raise InputError(
+                    f"data holds a {type(batch).__name__}: every item must be a Batch; of arrays "
+                    "pass the pair (logits, labels)"
+                )
             parts = (batch.features, batch.logits, batch.labels, batch.groups)
             kind = [None if p is None else (p.dtype, p.device, p.shape[1:]) for p in parts]
             if waiting and (held + len(batch) > self._size(batch) or kind != before):

@@ -283,7 +283,11 @@ class Calibrator(nn.Module, ABC):
         if head is not None and not callable(head):
             raise InputError(f"head is a {type(head).__name__}: pass the last layer, a module")
         layer = head if isinstance(head, nn.Module) else as_head(head)
-        given = rows if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows))
+        try:
+            given = rows if isinstance(rows, Tensor) else torch.tensor(np.asarray(rows))
+        except (TypeError, ValueError) as error:
+            kind = type(rows).__name__
+            raise InputError(f"rows are a {kind}: give numbers, (n, k) or (n, d)") from error
         if given.ndim == 0:
             raise InputError("rows are one number: give one row per sample, rows[None]")
         check_finite("rows", given)
@@ -332,6 +336,8 @@ class Calibrator(nn.Module, ABC):
         """The recipe and what was learned."""
         values = []
         for key, value in self.named_buffers():
+            if not value.numel():
+                continue
             few = f"{float(value):.4g}" if value.numel() == 1 else f"tensor{tuple(value.shape)}"
             values.append(f"{key.rpartition('.')[2]}={few}")
         return "   ".join([repr(self), " ".join(values)])

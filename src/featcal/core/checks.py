@@ -174,6 +174,12 @@ def sum_tolerance(values: Tensor) -> float:
     return ROW_SUM if values.dtype.itemsize >= 4 else ROW_SUM_16_BIT
 
 
+def like_probs(rows: Tensor) -> bool:
+    """Whether rows (n, k) given as logits look like probabilities."""
+    near = (rows.sum(1) - 1).abs() < sum_tolerance(rows)
+    return rows.shape[1] > 1 and bool((rows >= 0).all() & near.all())
+
+
 def check_probs(
     probs: Tensor,
     *,

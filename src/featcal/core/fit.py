@@ -749,6 +749,17 @@ class FitReport:
         found["warnings"] += [self.few_rows] if self.few_rows else []
         return plain(found)  # type: ignore[no-any-return]
 
+    def __repr__(self) -> str:
+        """What was fitted, what each step says of it, and what a person should look at."""
+        told = [f"{step.name}: {step.message}" for step in self.steps]
+        loss = f"{self.loss.upper()} {self.loss_before:.4f} -> {self.loss_after:.4f}"
+        warned = [f"Warning: {text}" for text in (*self.warnings, self.few_rows) if text]
+        return "\n".join([f"{self._above}: {loss}", *told, *warned])
+
+    @property
+    def _above(self) -> str:
+        return f"{self.recipe}, fitted on {self.rows:,} rows, {self.mode}"
+
     def _repr_html_(self) -> str:
         """What a notebook shows: the steps, and what a person should look at."""
         name = self.loss.upper()

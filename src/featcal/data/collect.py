@@ -353,7 +353,10 @@ def unpacked(
     Each is a pair, or a mapping with the labels under a usual name, or what `unpack` makes one of.
     """
     if not isinstance(loader, Iterable):
-        raise InputError(f"loader is a {type(loader).__name__}: pass batches of (inputs, labels)")
+        raise InputError(
+            f"loader is a {type(loader).__name__}: pass batches of (inputs, labels), such as a "
+            "DataLoader gives"
+        )
     for batch in loader:
         pair = batch if unpack is None else unpack(batch)
         if unpack is None and isinstance(batch, Mapping):
@@ -361,7 +364,8 @@ def unpacked(
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(
                 f"a batch comes as {type(pair).__name__}, and (inputs, labels) or a mapping with "
-                "labels is expected: pass unpack=, such as lambda batch: (batch[:2], batch[2])"
+                "labels is expected: pass unpack=, such as lambda batch: (batch[:2], batch[2]); of "
+                "two arrays pass [(inputs, labels)]"
             )
         inputs, labels = pair
         parts = labels if isinstance(labels, (tuple, list)) else [labels]

@@ -11,6 +11,7 @@ written, by `Gate`.
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -27,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featcal.core.batch import CHUNK_ROWS, Batch, Chunked, zero_or_one
-from featcal.core.checks import InputError, Kind
+from featcal.core.checks import CalibrationWarning, InputError, Kind, like_probs
 from featcal.core.files import REMOVE, check_free
 from featcal.core.stored import check_unpacked, json_of, made, map_npy, npy_of, reading
 from featcal.data.pack import SPLIT_NAME, Gate, Pack, head_tensors, write_pack
@@ -80,7 +81,7 @@ def import_files(
         meta = dict(contents.meta)  # the manifest has fields of their own for these two
         names = {key: meta.pop(key, "") for key in ("dataset", "model")}
         source = {"source": "probabilities"} if contents.kind == "probs" else {}
-        return write_pack(
+        pack = write_pack(
             out,
             contents.splits,
             head=contents.head,
@@ -88,6 +89,21 @@ def import_files(
             meta=source | meta,
             **names,
         )
+    if told := doubt(pack):
+        warnings.warn(told, CalibrationWarning, stacklevel=2)
+    return pack
+
+
+def doubt(pack: Pack) -> str:
+    """Says where what was imported as logits looks like probabilities; else empty."""
+    first = next(iter(pack.split(pack.splits[0])))
+    if first.logits is None or first.labels.ndim > 1 or not like_probs(first.logits.float()):
+        return ""
+    return (
+        f"the rows of {pack.splits[0]} lie in 0..1 and sum to 1, as probabilities do, and are kept "
+        "as logits: import them as probabilities (--probs, or arrays called <split>_probs) if they "
+        "are"
+    )
 
 
 def read_files(

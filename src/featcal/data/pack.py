@@ -35,6 +35,7 @@ from featcal.heads.head import linear_of
 FORMAT = "featcal.pack"
 VERSION = 1
 MANIFEST = "manifest.json"
+FILES = (".npz", ".csv", ".tsv", ".parquet")  # what is often given where a pack is meant
 HEAD = "head.safetensors"
 REMEDY = "copy the pack again or make it anew"
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -150,7 +151,7 @@ class Pack:
         if not (path / MANIFEST).is_file():
             why = f"it is not a folder with a {MANIFEST}" if path.exists() else "it does not exist"
             remedy = 'make one with "featcal pack import FILE... -o DIR"'
-            if path.suffix == ".npz":
+            if path.suffix in FILES:
                 command = f"import {shlex.quote(str(path))} -o {shlex.quote(path.stem)}"
                 remedy = f'import it with "featcal pack {command}"'
             elif (path / "pack" / MANIFEST).is_file():  # where `featcal train` leaves it

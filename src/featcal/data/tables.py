@@ -117,9 +117,11 @@ def _recognised(
     """
     scores = [name for name in kept if name != label]
     if label is not None and label not in kept:
-        raise InputError(
-            f"it has no column {label!r} (found: {listed(kept)}): name it with --label (label=)"
+        other = len(kept) == 1 and next((mark for mark in ";\t|" if mark in kept[0]), "")
+        remedy = (
+            f"part columns by commas, not {other!r}" if other else "name it with --label (label=)"
         )
+        raise InputError(f"it has no column {label!r} (found: {listed(kept)}): {remedy}")
     if "" in kept:
         raise InputError("a column has no name (of row numbers?): leave it out with --ignore ''")
     if not scores:

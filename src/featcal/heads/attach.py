@@ -121,7 +121,12 @@ def is_calibrated(model: nn.Module) -> bool:
 
 
 def check_uncalibrated(model: nn.Module) -> None:
-    """Refuses a model that has a calibrator already."""
+    """Refuses a model that has a calibrator already, and what is no model."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is a {type(model).__name__}: give a network, a torch module; scores of other "
+            "models go to featcal.arrays.Calibrated"
+        )
     if is_calibrated(model):
         raise InputError("the model is calibrated already: detach(model) first")
 

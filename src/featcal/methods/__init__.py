@@ -1,6 +1,6 @@
 """Post-hoc methods, one family per file; importing one registers it by name."""
 
-from featcal.core.calibrator import METHODS
+from featcal.core.calibrator import METHODS as METHODS
 from featcal.core.listed import LISTED
 from featcal.methods.affine import (
     DirichletCalibration,

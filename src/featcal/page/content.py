@@ -79,7 +79,7 @@ class Content:
     about: dict[str, Any]
 
     def __repr__(self) -> str:
-        return f"Content({self.scene.pack!r}: {self.summary.headline})"
+        return f"Content({self.about['pack']['path']}: {self.summary.headline})"
 
     @classmethod
     def of(

@@ -131,8 +131,8 @@ def page_words(content: Content) -> dict[str, list[str]]:
     curves: dict[int, ClipSweep] = {}  # recipes that differ in arguments of the clip share one
     for sweep in content.sweeps:
         curves.setdefault(id(sweep.val), sweep)
-    most = _most_changed(content).changed
-    told = say("changed", most) if len(most.rows) else "No recipe changes an answer."
+    shown = _shown_changes(content)
+    told = say("changed", shown) if len(shown.rows) else "No recipe changes an answer."
     return {
         "entropy": [" ".join(filter(None, one)) for one in _findings(content)],
         "counts": [say("counts", content.entries[content.pick].counts)],
@@ -151,8 +151,11 @@ def _findings(content: Content) -> list[tuple[str, str]]:
     return [(say("certainty", one), say("certainty_numbers", one)) for one in found]
 
 
-def _most_changed(content: Content) -> Entry:
-    return max(content.entries, key=lambda entry: len(entry.changed.rows))
+def _shown_changes(content: Content) -> ChangedPredictions:
+    """The answers that what is recommended changes; if none, those of whatever changes the most."""
+    pick = content.entries[content.pick].changed
+    every = [entry.changed for entry in content.entries]
+    return pick if len(pick.rows) else max(every, key=lambda one: len(one.rows))
 
 
 SHOWN = ("accuracy", "overconfidence", "ece", "adaptive_ece", "nll", "brier")
@@ -212,7 +215,7 @@ class Table:
 
 def page_tables(content: Content) -> dict[str, Table]:
     """The tables by their names."""
-    entries, most = content.entries, _most_changed(content).changed
+    entries, changes = content.entries, _shown_changes(content)
     found = [
         comparison_table(content.comparison, content.summary.seen),
         recipe_table("counts", entries),
@@ -221,8 +224,8 @@ def page_tables(content: Content) -> dict[str, Table]:
         classes_table(*content.classes),
     ]
     found += choice_table(content)
-    if len(most.rows):
-        found.append(examples_table(most, content.scene))
+    if len(changes.rows):
+        found.append(examples_table(changes, content.scene))
     return {table.name: table for table in found}
 
 

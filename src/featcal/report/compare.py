@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, as_data, head_of
-from featcal.core.calibrator import METHODS, Calibrator, Pipeline
+from featcal.core.calibrator import Calibrator, Pipeline
 from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import suited
@@ -26,6 +26,7 @@ from featcal.core.sample import Folds, first_row
 from featcal.core.text import NONE, parse
 from featcal.data.pack import Pack, rows_of
 from featcal.heads.head import as_head, linear_view
+from featcal.methods import METHODS
 from featcal.metrics.columns import COLUMNS
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import (

@@ -149,6 +149,13 @@ def evaluate(
         seed: of the resamples.
         memory: the most this process may hold, such as "2GB", mapped files aside.
     """
+    calibrator = getattr(calibrator, "calibrator_", calibrator)  # of a `featcal.arrays.Calibrated`
+    if not isinstance(calibrator, Calibrator | None):
+        kind = type(calibrator).__name__
+        raise InputError(
+            f"calibrator is a {kind}: give a fitted one; of two arrays pass the pair "
+            "(logits, labels)"
+        )
     data = rows_of(data, "test")
     head = as_head(head_of(data) if head is None else head)
     data = as_data(data, head)

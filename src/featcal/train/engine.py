@@ -68,9 +68,9 @@ class Engine:
                 place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
             torch.zeros(1, device=place).item()
         except (RuntimeError, AssertionError) as error:
+            there = "cpu or cuda" if torch.cuda.is_available() else "cpu"
             raise ArgumentError(
-                f"<device> is '{given}', which cannot be computed on here: give one such as cpu "
-                "or cuda"
+                f"<device> is '{given}', which cannot be computed on here: give {there}"
             ) from error
         gpu, alone = place.type == "cuda", dist.world() == 1
         if graph and not (gpu and alone):

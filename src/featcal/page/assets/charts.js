@@ -132,7 +132,7 @@ featcal.charts = (() => {
         line: { shape: "hvh", color: colour, width: 1.6, dash }, hoverinfo: "skip" });
       const traces = known(found, [["lce", line("lce", "right", hue.blue, "solid")], ["hce", line("hce", "wrong", hue.vermillion, "dash")]]);
       return { traces, layout: { ...above(), xaxis: axis(hue, { title: { text: "feature value" } }),
-        yaxis: axis(hue, { type: "log", title: { text: "density" }, exponentformat: "power", dtick: 1 }) } };
+        yaxis: axis(hue, { type: "log", title: { text: "density", standoff: 10 }, exponentformat: "power", dtick: 1 }) } };
     });
   }
 
