@@ -37,6 +37,7 @@ THINNED, MANY = (64, 8), 2**18  # every so many rows are asked first, where logi
 ROUNDS, TRUSTED = 30, 0.25  # of an expansion: to its minimum, and the longest step in b'/b
 ENOUGH, ROUGHLY = 3e-8, 0.01  # relative error of b at the end, and where a start is wanted
 NOTHING = 1e-12  # nats per row: a step that gains less is the last
+LN2 = math.log(2)  # 2^x takes a CPU a quarter of the time of e^x
 
 
 @dataclass(frozen=True)
@@ -512,23 +513,27 @@ def relative_curves(
     Returns:
         (order + 1, n).
     """
+    sums = logits.new_empty(order + 2, len(logits))
 
-    def moments(rows: slice) -> Tensor:
+    def moments(rows: slice) -> None:  # of b z / ln 2
         some = logits[rows]
         scaled = some - some.amax(1, keepdim=True)
-        scaled *= inverse[rows, None] if isinstance(inverse, Tensor) else inverse
+        scaled *= (inverse[rows, None] if isinstance(inverse, Tensor) else inverse) / LN2
         true = scaled.gather(1, labels[rows, None])[:, 0]
         if smoothing:
             true = (1 - smoothing) * true + smoothing * scaled.mean(1)
-        weight = scaled.exp()
+        weight = scaled.exp2()
         powers = (weight.sum(1), *(weight.mul_(scaled).sum(1) for _ in range(order)))
-        return torch.stack([true, *powers])
+        # In its place at once: small results between large ones would keep freed memory from reuse.
+        sums[:, rows] = torch.stack([true, *powers])
 
     step = len(logits) if logits.is_cuda else max(BLOCK // max(logits.shape[1], 1), 1)
     parts = [slice(start, start + step) for start in range(0, max(len(logits), 1), max(step, 1))]
     # What is left takes many steps on few numbers: once, and not for every block.
-    true, total, *sums = torch.cat(spread(moments, parts), 1)
-    one, two, *more = (part / total for part in sums)
+    spread(moments, parts)
+    true, total, *powers = sums
+    true *= LN2
+    one, two, *more = (part / total * LN2**power for power, part in enumerate(powers, start=1))
     found = [total.log() - true, one - true, (two - one.square()).clamp_(min=0)]
     if more:
         three, four = more

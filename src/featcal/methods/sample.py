@@ -42,7 +42,7 @@ from featcal.core.checks import InputError
 from featcal.core.fit import Problem, StepReport, nll, settle
 from featcal.core.progress import calm
 from featcal.core.sample import fold_of
-from featcal.core.scalar import Tempered, temper
+from featcal.core.scalar import LN2, Tempered, temper
 from featcal.heads.head import head_logits
 
 RIDGE = {"a": 10.0, "b": 20.0, "c": 200.0}  # in nats over all rows, for a value of sqrt 2
@@ -224,13 +224,12 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
     """
     block = max(BLOCK // rows.logits.shape[1], 1)
     if len(inverse) > block and rows.logits.is_cpu:
-
-        def some(start: int) -> Tensor:
+        found = inverse.new_empty(6, len(inverse))
+        for start in range(0, len(inverse), block):
             part = slice(start, start + block)
             cut = Rows(*(getattr(rows, key)[part] for key in vars(rows)))
-            return curves(cut, inverse[part], boost, smoothing)
-
-        return torch.cat([some(start) for start in range(0, len(inverse), block)], 1)
+            found[:, part] = curves(cut, inverse[part], boost, smoothing)
+        return found
     top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
     others = rows.logits - rows.logits.gather(1, top)  # below the top, (n, k) <= 0
     true = others.gather(1, rows.labels[:, None])[:, 0].double()
@@ -242,7 +241,7 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
         wrong = both
     others.scatter_(1, top, -torch.inf)
     nearest = others.amax(1, keepdim=True)
-    weight = ((others - nearest) * scale).exp_()
+    weight = ((others - nearest) * (scale / LN2)).exp2_()
     others.scatter_(1, top, 0.0)
     total = weight.sum(1)
     mean = torch.linalg.vecdot(weight, others) / total

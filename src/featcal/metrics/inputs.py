@@ -230,8 +230,15 @@ def top_label(probs: Values = None, labels: Values = None, *, logits: Values = N
         near = bool(((sums - 1).abs() <= sum_tolerance(values)).all())
         if near and lowest >= -ROUNDING and float(confidence.max()) <= 1 + ROUNDING:
             return TopLabel(confidence.clamp(max=1), classes == given.labels)
-    tops = [_top(given, values, chosen) for values, chosen in given.chunks()]
-    return TopLabel(torch.cat([t.confidence for t in tops]), torch.cat([t.correct for t in tops]))
+    # In their place at once: small results between large ones would keep freed memory from reuse.
+    confidence = wide(values[:0]).new_empty(len(values))
+    correct = torch.empty_like(given.labels, dtype=torch.bool)
+    start = 0
+    for part, chosen in given.chunks():
+        top, end = _top(given, part, chosen), start + len(chosen)
+        confidence[start:end], correct[start:end] = top.confidence, top.correct
+        start = end
+    return TopLabel(confidence, correct)
 
 
 def _top(given: Given, values: Tensor, labels: Tensor) -> TopLabel:
