@@ -11,8 +11,9 @@ a journal, from which a stopped run goes on and one with more resplits starts; -
 as is due once a method has changed. A run that ends puts its part into results/study.json, beside
 what is there. experiments/study_docs.py makes the page of that file.
 
-A fit has one thread, and as many run at a time as there are workers. The first resplit tells what a
-fit costs: one of more than 20 s at 250 rows, or 60 s at more, is given up and recorded as too
+A fit has one thread, as many run at a time as there are workers, and seconds are those of the core
+that it had, so that other work on the machine does not count. The first resplit tells what a fit
+costs: one of more than 20 s at 250 rows, or 60 s at more, is given up and recorded as too
 expensive, and one of more than 3 s, if not of auto, gets 5 resplits in place of 20. --speed times
 two claims alone.
 """
@@ -133,33 +134,33 @@ class TooLong(Exception):
 
 @contextmanager
 def limited(seconds):
-    """Gives up after so many seconds; never where they are 0."""
+    """Gives up after so many seconds of a core; never where they are 0."""
 
     def stop(*_):
         raise TooLong
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def done(job, path):
     """The record of one fit: metrics on the test rows and seconds, or why there are none."""
-    began = time.perf_counter()
+    began = time.process_time()
     batch, head = opened(path)
     fit, test = (batch.rows(part) for part in resplit(job.pack, job.rep, len(batch), job.size))
     calibrator, mode = parsed(job.recipe)
     limit = LIMIT if job.size == SIZES[0] else LONGEST
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         with warnings.catch_warnings(), limited(limit if job.rep == 0 else 0):
             warnings.simplefilter("ignore", featcal.CalibrationWarning)
             if calibrator is not None:
                 calibrator.fit(fit, head, mode=mode)
-            seconds = time.perf_counter() - started
+            seconds = time.process_time() - started
     except TooLong:
         return {**job._asdict(), "expensive": limit}
     except (featcal.InputError, RuntimeError) as error:
@@ -174,7 +175,7 @@ def done(job, path):
         )
         for name in METRICS
     }
-    spent = time.perf_counter() - began
+    spent = time.process_time() - began
     return {**job._asdict(), **found, "seconds": seconds, "spent": spent}
 
 
