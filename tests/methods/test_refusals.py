@@ -24,6 +24,7 @@ WRONG = {
         "neighbours=0; references=2.0; how='kde'; features=None; mirror=1; "
         "reference=True, how='bin_mean_shift'"
     ),
+    "sample": "terms='all'; terms=1; terms=('norm',); terms='norm, norm'",
     "spline": "knots=1; knots=True; reference=1; knots=1000000000",
 }
 NAN = math.nan
