@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from featcal.core import dist
 from featcal.core.batch import (
@@ -429,7 +430,7 @@ def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[Ste
         started = perf_counter()
         try:
             learned = step.learn(replace(problem, then=then))
-        except (np.linalg.LinAlgError, torch.linalg.LinAlgError) as error:
+        except (np.linalg.LinAlgError, LinAlgError) as error:
             raise InputError(
                 f"{step!r} has no solution on these rows: rescale features or logits that are far "
                 "larger or smaller than others are, or remove such rows"
