@@ -38,7 +38,7 @@ def test_a_half_file_does_not_go_unnoticed(work, monkeypatch):
 
     (work / "given").mkdir()
     kills.make_inputs(work / "given")
-    monkeypatch.setattr(files, "_publish", halves)
+    monkeypatch.setattr(files, "publish", halves)
     attack = kills.Attack(kills.commands(work / "given")[0], work, random.Random(0))
     for at in range(attack.operations - 5, attack.operations + 1):
         with attack.hit("killed"):

@@ -176,9 +176,10 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
     assert left_over(tmp_path) == ["file", "folder"]
 
 
-def test_a_finished_file_outlives_a_refused_change_of_mode(tmp_path, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_a_finished_file_outlives_a_refused_change_of_mode(tmp_path, monkeypatch, number):
     def refused(*_, **__):
-        raise PermissionError(errno.EPERM, "not here")
+        raise OSError(number, "not here")
 
     monkeypatch.setattr(Path, "chmod", refused)
     with new_file(tmp_path / "a") as temporary, new_folder(tmp_path / "b") as folder:

@@ -59,6 +59,16 @@ def test_what_helps_rows_left_out_is_kept(recipe):
     assert found.details["left_out"] < found.loss_before
 
 
+def test_equations_without_a_solution_are_a_refusal():
+    """Logits so large that their squares are not finite; `auto` does without what refuses."""
+    batch, head = crowded(120, 4), nn.Linear(4, 4, bias=False)
+    head.weight.data = torch.eye(4)
+    huge = Batch(None, batch.labels, 1e30 * batch.logits.float())
+    with pytest.raises(InputError, match="sample has no solution on these rows: rescale"):
+        parse("sample").fit(huge, head)
+    assert parse("auto").fit(huge, head).report.steps
+
+
 def test_few_rows_are_told_of_where_something_was_learned_from_them():
     draw = torch.Generator().manual_seed(0)
     logits = torch.randn(60, 3, generator=draw)

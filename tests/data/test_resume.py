@@ -125,6 +125,21 @@ def test_a_run_that_dies_between_the_last_two_steps_is_whole(tmp_path, monkeypat
     assert contents(tmp_path / "a") == whole
 
 
+def test_what_appears_in_the_place_of_the_pack_stays_and_so_does_the_work(tmp_path, whole):
+    class Late(DataLoader):
+        def __iter__(self):
+            yield from super().__iter__()
+            (tmp_path / "a").write_text("theirs")
+
+    late = Late(rows(30, seed=2), batch_size=7)
+    with pytest.raises(InputError, match=r"a has come to exist meanwhile: .* kept in .*a\.partial"):
+        collect_pack(net(), loaders() | {"test": late}, tmp_path / "a", shard_rows=10)
+    assert (tmp_path / "a").read_text() == "theirs"
+    (tmp_path / "a").unlink()
+    collect_pack(net(), loaders(), tmp_path / "a", shard_rows=10)
+    assert contents(tmp_path / "a") == whole
+
+
 def test_samples_that_are_done_are_not_even_loaded_again(tmp_path):
     class Counting(torch.utils.data.Dataset):
         def __init__(self):

@@ -284,6 +284,9 @@ def test_parquet_whose_names_are_no_text_or_whose_rows_cannot_be_there(read, tmp
     columns = {"cat": many, "dog": many, "label": many.astype("i1")}
     with pytest.raises(InputError, match="would unpack to"):
         read(columns, "val.parquet")
+    lists = pyarrow.ListArray.from_arrays([0, len(many)], many)  # of one row
+    with pytest.raises(InputError, match="would unpack to"):
+        read({"logits": lists, "label": [0]}, "val.parquet", kind=None)
 
 
 def test_parquet_in_blocks_with_dotted_names(read, monkeypatch):

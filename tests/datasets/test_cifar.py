@@ -7,6 +7,7 @@ import json
 import pickle
 import tarfile
 import threading
+import tracemalloc
 from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -200,6 +201,21 @@ def test_members_count_by_their_exact_name_and_never_leave_the_archive(tmp_path)
         out.addfile(link)
     with pytest.raises(InputError, match=r"has no cifar-10-batches-bin/test_batch.bin"):
         load_images("cifar10", written.folder)
+
+
+def test_an_archive_that_unpacks_to_far_more_than_images_do_is_refused_unread(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("featcal.core.stored.UNPACKED", 2**20)
+    with tarfile.open(tmp_path / TEN, "w:gz") as out:
+        member = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+        member.size = 2**24
+        out.addfile(member, io.BytesIO(bytes(member.size)))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="would unpack to 16777216"):
+        load_images("cifar10", tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 2**22
+    tracemalloc.stop()
 
 
 class Trap:

@@ -11,8 +11,9 @@ from featcal import METHODS, Batch, InputError, load, parse, save
 WRONG = {
     "density": "neighbours=0; references='all'; features='both'; reference=True, neighbours=7",
     "group": (
-        "partitions=0; groups=1; min_rows=2.5; seed=-1; base='isotonic'; features='raw'; "
-        "held_out=1; reference=True, base='ensemble'; reference=True, min_rows=500"
+        "partitions=0; groups=1; min_rows=2.5; min_rows=10000000000000000000000; seed=-1; "
+        "base='isotonic'; features='raw'; held_out=1; reference=True, base='ensemble'; "
+        "reference=True, min_rows=500"
     ),
     "histogram": "bins=0; bins=True; edges='equal'; reading='all'",
     "isotonic": (
@@ -24,6 +25,7 @@ WRONG = {
         "neighbours=0; references=2.0; how='kde'; features=None; mirror=1; "
         "reference=True, how='bin_mean_shift'"
     ),
+    "sample": "terms='all'; terms=1; terms=('norm',); terms='norm, norm'",
     "spline": "knots=1; knots=True; reference=1; knots=1000000000",
 }
 NAN = math.nan

@@ -7,7 +7,7 @@ from hypothesis import given
 from metric_cases import binary, cases, columns, labelled_logits, quick, top
 from sklearn.metrics import accuracy_score, log_loss
 
-from featcal.core.batch import bin_index
+from featcal.core.batch import Batch, bin_index
 from featcal.metrics import (
     Bins,
     ClassBins,
@@ -141,5 +141,20 @@ def test_shares_of_votes_lie_in_the_bin_they_end(m, dtype):
     """k of m votes are the upper end of bin k, which is right-closed, in either precision."""
     votes = torch.tensor([k / m for k in range(1, m + 1)], dtype=dtype)
     assert bin_index(votes, m).tolist() == list(range(m))
-    above = torch.nextafter(votes[:-1], torch.tensor(2.0, dtype=dtype))
+    above = votes[:-1] * (1 + 32 * torch.finfo(dtype).eps)
     assert bin_index(above, m).tolist() == list(range(1, m))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [2, 3, 10])
+@pytest.mark.parametrize("m", [10, 15, 20, 30])
+def test_shares_of_votes_stay_there_when_their_logarithms_are_the_logits(m, k, dtype):
+    """Files and forests give probabilities, which are kept as logits: a softmax rounds them."""
+    draw = np.random.default_rng(0)
+    votes = torch.arange(m // 2 + 1, m, dtype=dtype).repeat_interleave(40) / m
+    rest = torch.tensor(draw.dirichlet(np.ones(k - 1), len(votes)), dtype=dtype)
+    probs = torch.cat([votes[:, None], (1 - votes)[:, None] * rest], 1)
+    labels = torch.zeros(len(votes), dtype=torch.int64)
+    given, kept = Bins.of(probs, labels, bins=m), Batch.from_probs(probs, labels).logits
+    assert Bins.of(logits=kept, labels=labels, bins=m).count.tolist() == given.count.tolist()
+    assert set(given.count.tolist()) == {0, 40}

@@ -36,6 +36,7 @@ Result = TypeVar("Result")
 CHUNK_ROWS, CHUNK_NUMBERS = 8192, 2**23  # on a CPU: large enough for products, and no larger
 BLOCK = 2**19  # numbers that go through all the steps of a sum while a CPU has them at hand
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
+ON = 8  # units of rounding by which a confidence may lie above the edge it is on
 KEEP_SHARE = 8  # of a GPU's free memory a view may keep one part in so many
 PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
 
@@ -520,13 +521,14 @@ def bin_edges(bins: int, dtype: torch.dtype) -> Tensor:
 def bin_index(confidence: Tensor, bins: int) -> Tensor:
     """The bin of each confidence, 0 to m - 1: right-closed, 0 in the first bin, 1 in the last.
 
-    One binning for every number and every diagram.
+    One binning for every number and every diagram. On an edge is what differs from it by rounding
+    alone, as shares of votes do that were logarithms in between.
 
-    >>> bin_index(torch.tensor([0.0, 0.2, 0.2000001, 1.0]), 5).tolist()
+    >>> bin_index(torch.tensor([0.0, 0.2, 0.20001, 1.0]), 5).tolist()
     [0, 0, 1, 4]
     """
-    inner = bin_edges(bins, confidence.dtype)[1:-1].to(confidence.device)
-    return torch.bucketize(confidence, inner)
+    inner = bin_edges(bins, confidence.dtype)[1:-1] * (1 + ON * torch.finfo(confidence.dtype).eps)
+    return torch.bucketize(confidence, inner.to(confidence.device))
 
 
 def bin_sums(confidence: Tensor, correct: Tensor, bins: int) -> Tensor:

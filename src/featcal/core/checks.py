@@ -37,7 +37,7 @@ SHOWN_ROWS = 5
 MOST = {
     **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},
     **{"bins": 10_000, "knots": 1000, "top": 1000, "neighbours": 10**6, "references": 10**7},
-    "seed": 2**62,
+    **{"min_rows": 10**9, "seed": 2**62},
 }
 STRONGEST = 1e6
 SMALLEST, HUGEST = 1e-30, 1e30  # of a number that a recipe fixes: float32 has room beyond

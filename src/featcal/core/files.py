@@ -56,7 +56,7 @@ def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
         if overwrite:
             os.replace(temporary, path)
         else:
-            _publish(temporary, path)
+            publish(temporary, path)
 
 
 @contextmanager
@@ -68,10 +68,10 @@ def new_folder(path: Path | str) -> Iterator[Path]:
         yield folder
         for file in filter(Path.is_file, folder.rglob("*")):
             _flush(file)
-        _publish(folder, path)
+        publish(folder, path)
 
 
-def _publish(temporary: Path, path: Path) -> None:
+def publish(temporary: Path, path: Path) -> None:
     """Gives a finished file or folder its name, which nothing must have by now."""
     try:
         if temporary.is_dir():
@@ -147,7 +147,7 @@ def _open_to_others(path: Path, mode: int) -> None:
     """As the umask has it, where the file system lets anybody change that."""
     mask = os.umask(0)  # the only way to read it is to set it
     os.umask(mask)
-    with suppress(PermissionError):
+    with suppress(OSError):
         path.chmod(mode & ~mask)
 
 

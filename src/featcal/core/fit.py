@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from featcal.core import dist
 from featcal.core.batch import (
@@ -427,7 +428,13 @@ def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[Ste
         later = reduce(or_, rest) if rest else None
         then = reduce(or_, (part.stand_in() for part in rest)) if rest and mode == "joint" else None
         started = perf_counter()
-        learned = step.learn(replace(problem, then=then))
+        try:
+            learned = step.learn(replace(problem, then=then))
+        except (np.linalg.LinAlgError, LinAlgError) as error:
+            raise InputError(
+                f"{step!r} has no solution on these rows: rescale features or logits that are far "
+                "larger or smaller than others are, or remove such rows"
+            ) from error
         asked, spent = rows_asked(problem.head), perf_counter() - started
         passes = math.ceil((asked - counted) / problem.facts.rows)
         counted = asked

@@ -30,9 +30,17 @@ from torch import Tensor
 from featcal.core.batch import CHUNK_ROWS, Batch, Chunked, zero_or_one
 from featcal.core.checks import CalibrationWarning, InputError, Kind, like_probs
 from featcal.core.files import REMOVE, check_free
-from featcal.core.stored import check_unpacked, json_of, made, map_npy, npy_of, reading
+from featcal.core.stored import json_of, made, map_npy, npy_of, reading
 from featcal.data.pack import SPLIT_NAME, Gate, Pack, head_tensors, write_pack
-from featcal.data.tables import Contents, about, listed, open_parquet, scored, table_contents
+from featcal.data.tables import (
+    Contents,
+    about,
+    check_columns,
+    listed,
+    open_parquet,
+    scored,
+    table_contents,
+)
 
 SPLIT_PARTS = ("features", "logits", "probs", "labels")  # the arrays a split may have
 ENDS = tuple(f"_{part}" for part in SPLIT_PARTS)
@@ -255,7 +263,7 @@ def _column(path: Path, name: str) -> Array:
     with open_parquet(path) as file:
         if name not in file.schema_arrow.names:
             raise InputError(f"{path} has no column {name!r}: name that of the labels with --label")
-        check_unpacked(path.stat().st_size, 8 * file.metadata.num_rows)
+        check_columns(path, file, [name])
         values = file.read(columns=[name]).column(name).to_numpy()
         return np.stack(values) if values.dtype == object else np.array(values)
 

@@ -24,7 +24,7 @@ from torch.utils.data.sampler import RandomSampler, SubsetRandomSampler, Weighte
 
 from featcal.core.batch import Batch, Head
 from featcal.core.checks import InputError
-from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked
+from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked, publish
 from featcal.core.fit import undisturbed
 from featcal.core.progress import ROWS, shown, tell
 from featcal.core.stored import json_of, made, read_tensors, reading
@@ -239,7 +239,7 @@ def opened(path: Path | str, settings: dict[str, Any]) -> Iterator[Partial | Non
 
 def _settle(folder: Path) -> None:
     (folder / LOCK).unlink(missing_ok=True)
-    os.rename(folder, folder.with_name(folder.name.removesuffix(PARTIAL)))
+    publish(folder, folder.with_name(folder.name.removesuffix(PARTIAL)))
 
 
 def _read(folder: Path) -> Partial:

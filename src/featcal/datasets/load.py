@@ -41,7 +41,7 @@ import torch
 from featcal.core.checks import ArgumentError, InputError, check_whole
 from featcal.core.files import new_file
 from featcal.core.progress import shown, tell, track
-from featcal.core.stored import json_of, map_npy, reading
+from featcal.core.stored import check_unpacked, json_of, map_npy, reading
 from featcal.datasets.images import IMAGENET_SEED, ImageData, Images, imagenet_split
 
 if TYPE_CHECKING:
@@ -239,17 +239,20 @@ def _read_archive(archive: Archive, path: Path) -> ImageData:
     """A data set from its archive as downloaded; what else lies in it is never looked into."""
     wanted = {f"{archive.folder}/{name}" for name in (*archive.train, archive.test, archive.names)}
     found: dict[str, bytes] = {}
+    stored, size = path.stat().st_size, 0
     try:
         with gzip.open(path) as unzipped:
             with tarfile.open(fileobj=unzipped, mode="r|") as members:
                 for member in members:
                     if member.isreg() and member.name in wanted:  # never a link
+                        size += member.size
+                        check_unpacked(stored, size)
                         opened = members.extractfile(member)
                         assert opened is not None
                         found[member.name.rpartition("/")[2]] = opened.read()
             while unzipped.read(BLOCK):  # the checksum of all that was read stands at the very end
                 pass
-    except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
+    except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
         raise InputError(
             f"{path} is not a whole .tar.gz of CIFAR's binary files ({error}): download it again"
         ) from error

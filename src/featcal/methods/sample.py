@@ -97,7 +97,7 @@ class SampleTemperature(Calibrator):
         super().__init__()
         self.terms = terms
         if terms is not None:
-            names = [name.strip() for name in terms.split(",")]
+            names = [name.strip() for name in str(terms).split(",")]
             if not set(names) <= set(WORDS) or len(set(names)) < len(names):
                 raise InputError(f"sample: terms is {terms!r}: choose among {', '.join(WORDS)}")
         self.register_buffer("temperature", torch.ones(()))
