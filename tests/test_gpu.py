@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import featcal
 from featcal import Batch
+from featcal.heads.head import head_logits
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,6 +68,30 @@ def test_every_method_says_the_same_on_the_device(recipe):
         expected = here(val.features, head).softmax(1)
     # A row at an edge of a bin or of a group may fall on the other side of it.
     assert (probs - expected).abs().amax(1).quantile(0.99) < 0.02
+
+
+def test_products_have_fewer_digits_only_where_torch_was_asked_for_them():
+    val, head = demo_batch("val"), featcal.demo_pack().head
+    x, weight = val.features.double(), head.weight.double()
+    exact, size = x @ weight.T + head.bias.double(), x @ weight.abs().T + head.bias.abs()
+
+    def off():  # of what a fit sees, in shares of the sizes that are summed up
+        far = copy.deepcopy(head).cuda()
+        found = featcal.parse("temperature").fit(on_gpu(val), far)
+        seen = head_logits(val.features.cuda(), far).double().cpu()
+        return float(((seen - exact).abs() / size).max()), found.report.loss_before
+
+    plain, loss = off()
+    assert plain < 258 * 2**-24
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        tf32, moved = off()
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert plain <= tf32 < 2**-10 + 2**-15
+    assert moved == pytest.approx(loss, abs=1e-4)
 
 
 # --- models -----------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from featcal import Pack, load
 from featcal.cli import app, main
 from featcal.core import dist, fit
 from featcal.data import pack as pack_module
+from featcal.data.pack import DEMO
 from forked import ended, started
 
 pytestmark = pytest.mark.no_cover  # forked
@@ -138,7 +139,10 @@ def test_no_process_reads_the_rows_of_another(pack):
         assert torch.equal(torch.cat(seen), labels)
 
 
-def test_a_joint_fit_waits_for_the_others_a_few_times(pack, tmp_path):
+@pytest.mark.parametrize(("rows", "most"), [("few", 20), ("many", 250)])
+def test_a_joint_fit_waits_for_the_others_a_few_times(rows, most, pack, tmp_path):
+    """Few rows are brought together; of many the sums are, once for a look at all of them."""
+
     def counting(rank):
         told, real = [], dist._reduced
 
@@ -146,12 +150,12 @@ def test_a_joint_fit_waits_for_the_others_a_few_times(pack, tmp_path):
             told.append(dist.active())
             return real(values, operation)
 
-        dist._reduced, fit.FEW_NUMBERS = counted, 2**24
+        dist._reduced, fit.FEW_NUMBERS = counted, 2**24 if rows == "few" else 0
         app._leave = lambda code: print("waited", sum(told))
 
-    cal = tmp_path / "cal.safetensors"
-    told = shared(2, tmp_path, "fit", pack, "clip | temperature", "-o", cal, change=counting)
-    assert int(told[1][1].split()[-1]) < 20
+    cal, data = tmp_path / "cal.safetensors", pack if rows == "few" else DEMO
+    told = shared(2, tmp_path, "fit", data, "clip | temperature", "-o", cal, change=counting)
+    assert int(told[1][1].split()[-1]) < most
 
 
 @pytest.mark.parametrize(("target", "rows"), [("build", 240), ("pixels", 660)])
@@ -197,6 +201,23 @@ def test_collect_by_two_processes_goes_on_where_it_was(target, rows, project, tm
         folds = (*asked, "--fit-split", "test", "--folds", "12")
         said = [words for _, words in shared(2, tmp_path, *folds)]
         assert sum("for 11 samples" in words for words in said) == 1, said  # whoever is first
+
+
+def test_collect_by_more_processes_than_batches(project, tmp_path):
+    done("collect", "rank_nets:few", "-o", "few-one")
+    command = ("collect", "rank_nets:few", "-o", "few-all")
+    assert "Wrote few-all: 22 rows" in first_says(shared(3, tmp_path, *command))
+    for split in ("val", "test"):
+        one, several = (Pack.open(name).split(split) for name in ("few-one", "few-all"))
+        (first,), (second,) = one, several
+        assert torch.equal(first.features, second.features)
+        assert torch.equal(first.labels, second.labels)
+    told = shared(2, tmp_path, "collect", "rank_nets:empty", "-o", "none")
+    assert [code for code, _ in told] == [2, 2]
+    assert [words.startswith("Error: split 'test' is empty") for _, words in told if words] == [
+        True
+    ]
+    assert not (project / "none").exists()
 
 
 def test_train_by_two_processes(project, tmp_path):

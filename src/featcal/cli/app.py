@@ -24,10 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
-from rich import progress
-from rich.console import Console
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from featcal.core import memory
 from featcal.core.checks import ArgumentError, Elsewhere, InputError, Kind
@@ -38,6 +34,10 @@ from featcal.version import __version__
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
+    from rich.progress import Task, TaskID
+    from rich.table import Table as RichTable
+    from rich.text import Text
     from torch import nn
 
     from featcal.core.batch import Chunked
@@ -316,6 +316,8 @@ def say(*lines: Line, file: TextIO | None = None) -> None:
     A table wider than the terminal is printed in parts, its labels in front of each; a pipe and a
     file are wide enough for any. No markup: a file called [red] is called that.
     """
+    from rich.console import Console  # a third of the time that help takes, which needs none
+
     shown = file is None and sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if shown else PIPE_WIDTH
     plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
@@ -337,6 +339,10 @@ def say(*lines: Line, file: TextIO | None = None) -> None:
 
 
 def _print_table(table: Table, screen: Console) -> None:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     if table.title:
         screen.print(Text(spelled(table.title), "bold"), soft_wrap=True)
     whole = _drawn(table, screen.encoding)
@@ -354,6 +360,8 @@ def _print_table(table: Table, screen: Console) -> None:
 
 def _drawn(table: Table, encoding: str) -> RichTable:
     """A table for rich: words at the left, where they may wrap, and numbers whole at the right."""
+    from rich.table import Table as RichTable
+
     drawn = RichTable(show_header=any(table.headings))
     for index, (heading, *cells) in enumerate(zip(table.headings, *table.rows, strict=True)):
         if index == 0 or any(cell[:1].isalpha() and cell != "n/a" for cell in cells):
@@ -367,6 +375,8 @@ def _drawn(table: Table, encoding: str) -> RichTable:
 
 
 def _styled(cell: str) -> Text:
+    from rich.text import Text
+
     text = Text()
     for index, part in enumerate(cell.split("**")):
         text.append(part, style="bold" if index % 2 else "")
@@ -497,14 +507,6 @@ def device_of(name: str) -> torch.device:
     return Engine.best(name).device
 
 
-class _Speed(progress.ProgressColumn):
-    """Rows per second, of work that counts rows."""
-
-    def render(self, task: progress.Task) -> Text:
-        speed = task.speed if task.description.endswith(ROWS) else None
-        return Text("" if speed is None else f"{speed:,.0f} rows/s")
-
-
 @contextmanager
 def progress_bar() -> Iterator[None]:
     """Draws the progress of the block on stderr, if that is a terminal; of the first process."""
@@ -513,16 +515,27 @@ def progress_bar() -> Iterator[None]:
     if dist.rank() > 0 or not sys.stderr.isatty():
         yield
         return
+    from rich import progress
+    from rich.console import Console
+    from rich.text import Text
+
+    class Speed(progress.ProgressColumn):
+        """Rows per second, of work that counts rows."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.speed if task.description.endswith(ROWS) else None
+            return Text("" if speed is None else f"{speed:,.0f} rows/s")
+
     columns = (
         *(progress.TextColumn("{task.description}"), progress.BarColumn()),
-        *(progress.MofNCompleteColumn(), _Speed(), progress.TimeElapsedColumn()),
+        *(progress.MofNCompleteColumn(), Speed(), progress.TimeElapsedColumn()),
         progress.TimeRemainingColumn(compact=True),
     )
     shown = Console(stderr=True)
     # What is printed meanwhile goes above the bar, or to the file or pipe that asked for it.
     above = sys.stdout.isatty()
     with progress.Progress(*columns, console=shown, transient=True, redirect_stdout=above) as bar:
-        tasks: dict[str, progress.TaskID] = {}
+        tasks: dict[str, TaskID] = {}
 
         def draw(label: str, done: int, of: int) -> None:
             if label not in tasks:

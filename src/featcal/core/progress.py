@@ -15,12 +15,14 @@ else:
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from time import monotonic
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
 
 Listener = Callable[[str, int, int], None]  # label, steps done, steps in all
 Item = TypeVar("Item")
@@ -143,8 +145,10 @@ def spread(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool(threads: int) -> "ThreadPoolExecutor":
     """Threads that stay: each new one would have a heap of its own, which grows and is kept."""
+    from concurrent.futures import ThreadPoolExecutor
+
     return ThreadPoolExecutor(threads, "featcal")
 
 

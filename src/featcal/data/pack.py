@@ -66,7 +66,7 @@ class PackSplit:
     of batches counts batches, so ask for `rows`.
 
     Attributes:
-        part: which of how many parts of equal size, in order, to read; no byte of another.
+        part: which of how many parts of equal size, in order, to read; no row of another.
         turn: every how many chunks of these to read, counted from which one.
     """
 

@@ -290,7 +290,7 @@ def _new_rows(
     """
     done, expected, end = partial.rows(split), rows_expected(whole(loader)), 0
     if isinstance(loader, Some):
-        expected = expected * len(loader) // len(loader.loader)  # type: ignore[arg-type]
+        expected = expected * len(loader) // max(len(loader.loader), 1)  # type: ignore[arg-type]
     groups = partial.groups(split)
     last = None if groups is None else int(groups[-1])
     for before, first, inputs, labels in _batches_left(collector, loader, done, last):
