@@ -233,7 +233,10 @@ class Calibrated:
     def _logits(self, X: Rows) -> Tensor:
         """Calibrated logits (n, k)."""
         if not hasattr(self, "calibrator_"):
-            text = f"{self!r} is not fitted yet: call fit(X, y) with rows of a validation split"
+            text = (
+                f"{self!r} is not fitted yet: call fit(X, y) with rows of a validation split, or "
+                "take Calibrated.load(file) of what was fitted"
+            )
             if "sklearn" not in sys.modules:
                 raise InputError(text)
             from sklearn.exceptions import NotFittedError  # what scikit-learn's own code waits for

@@ -225,8 +225,12 @@ def every_recipe(*, classes: int, features: bool, train: bool) -> tuple[str, ...
 
 def parse_all(recipes: Sequence[str]) -> list[Calibrator | None]:
     """Reads every recipe before any is fitted, so that a misspelt last one costs no time."""
-    if isinstance(recipes, str) or not recipes:
-        raise InputError(f"recipes is {recipes!r}: pass a list of one recipe or more")
+    if not isinstance(recipes, (list, tuple)) or not recipes:
+        what = repr(recipes) if isinstance(recipes, (str, list, tuple)) else type(recipes).__name__
+        raise InputError(f"recipes is {what}: pass a list of one recipe or more, by name")
+    for one in recipes:
+        if not isinstance(one, str):
+            raise InputError(f"recipes hold a {type(one).__name__}: give texts, as 'temperature'")
     return [None if recipe.strip() == NONE else parse(recipe) for recipe in recipes]
 
 

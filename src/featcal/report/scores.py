@@ -153,8 +153,8 @@ def evaluate(
     if not isinstance(calibrator, Calibrator | None):
         kind = type(calibrator).__name__
         raise InputError(
-            f"calibrator is a {kind}: give a fitted one; of two arrays pass the pair "
-            "(logits, labels)"
+            f"calibrator is a {kind}: give a fitted one, such as featcal.load(file) gives; of two "
+            "arrays pass the pair (logits, labels)"
         )
     data = rows_of(data, "test")
     head = as_head(head_of(data) if head is None else head)
