@@ -405,6 +405,10 @@ def test_recipes_are_compared_on_a_model_and_its_loaders():
     again = featcal.compare(*data, **how)
     assert [row.scores.metrics for row in found] == [row.scores.metrics for row in again]
     assert featcal.compare(net, val, **how).settings["folds"] == 5
+    merits = [row.scores.metrics["ece"] for row in found.sorted_by("ECE")]
+    assert merits == sorted(merits)
+    with pytest.raises(featcal.InputError, match="metric is 'ecee': choose"):
+        found.sorted_by("ecee")
     with pytest.raises(featcal.InputError, match="calibrated already"):
         featcal.compare(featcal.calibrate(net, val, "temperature"), val, test)
     with pytest.raises(featcal.InputError, match="loader of val"):
@@ -423,7 +427,8 @@ def test_a_pack_and_its_splits_bring_their_head_along():
 def test_what_is_printed_fits_a_line():
     pack = featcal.demo_pack()
     data = featcal.collect(trained(), noisy_loader())
-    for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val")))):
+    bins = featcal.metrics.Bins.of(data[0].logits.softmax(1), data[0].labels)
+    for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val"))), bins):
         assert len(repr(shown)) < 200, type(shown)
         assert f"{len(data[0]):,}" in repr(data)
 

@@ -238,6 +238,8 @@ def test_metrics_are_those_of_the_answers_their_mean_over_labels_and_of_each(wor
         assert one == pytest.approx(alone.metrics, rel=1e-6, nan_ok=True)
     macro = [one["ece"] for one in scores.labels]
     assert scores.macro["ece"] == pytest.approx(np.mean(macro))
+    assert f"{y.numel():,} answers about {K} labels of {len(y)} samples" in repr(scores)
+    assert scores._repr_html_().count(f"<td>{scores.macro['nll']:.4f}</td>") == 2
     told = scores.as_json()
     assert told["macro"]["nll"] == pytest.approx(told["metrics"]["nll"])
     assert len(told["labels"]) == K

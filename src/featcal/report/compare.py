@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.calibrator import Calibrator, Pipeline
-from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
+from featcal.core.checks import (
+    ArgumentError,
+    CalibrationWarning,
+    InputError,
+    check_choice,
+    whole_number,
+)
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import suited
 from featcal.core.memory import Size, under_cap
@@ -349,6 +355,8 @@ class Comparison(Sequence[Row]):
 
     def sorted_by(self, metric: str) -> Comparison:
         """The same rows, the best by this metric first; equal ones stay in order."""
+        metric = metric.lower()
+        check_choice("sorted_by", "metric", metric, COLUMNS)
         merits = [COLUMNS[metric].merit(row.scores.metrics[metric]) for row in self.rows]
         order = sorted(range(len(self)), key=lambda index: -merits[index])
         place = {old: new for new, old in enumerate(order)}
