@@ -406,6 +406,8 @@ def test_a_page_is_written_of_a_segmentation_network(net, tmp_path, monkeypatch)
     made = featcal.report(net, loader(), loader(seed=2), tmp_path / "page.html", **how)
     assert made.comparison[0].scores.n == 20 * 20
     assert made.comparison.settings["drawn"]["samples"] == 20
+    names = {"featcal": featcal, "model": net, "val": loader(), "test": loader(seed=2)}
+    exec(made.summary.command, names)  # what the page says to type
 
 
 def test_what_is_not_supported_is_refused_by_its_name(net):

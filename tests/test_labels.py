@@ -258,6 +258,16 @@ def test_compare_takes_loaders_and_folds_of_whole_samples(world):
     assert folded[1].scores.metrics["nll"] < folded[0].scores.metrics["nll"]
 
 
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_what_the_page_of_rows_says_to_type_can_be_typed(world, rows, tmp_path):
+    test = featcal.collect(world.model, world.test)
+    how = {"recipes": ["temperature"], "resamples": 100}
+    made = featcal.report(rows, test, tmp_path / "page.html", **how)
+    names = {"featcal": featcal, "val": rows, "test": test}
+    exec(made.summary.command, names)
+    assert repr(names["calibrator"]) == "all_labels(temperature)"
+
+
 @pytest.mark.parametrize("samples", [300, 5000])  # of 5,000 with 4 labels rows are drawn in groups
 def test_intervals_draw_whole_samples(samples):
     draw = torch.Generator().manual_seed(0)

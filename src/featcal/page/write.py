@@ -13,6 +13,8 @@ from torch import nn
 from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
+from featcal.core.labels import all_labels
+from featcal.core.text import parse
 from featcal.data.collect import IGNORED, Unpack
 from featcal.data.pack import SPLIT_NAME, Pack, write_pack
 from featcal.data.resume import collect_pack
@@ -100,22 +102,28 @@ def write_report(
             drawn["seed"] = options.get("seed", 0)
             loaders = dict(zip(("val", "test"), given, strict=True))
             pack = collect_pack(data, loaders, place, head=head, unpack=unpack, **drawn)  # type: ignore[arg-type]
-            typed, compared = "featcal.report(model, val, test, {!r})", "model, val, test"
-            fitted = "model = featcal.calibrate(model, val, {!r}{})"
+            more = "" if ignore_index == IGNORED else f", ignore_index={ignore_index}"
+            more += "" if positions is None else f", positions={positions}"
+            typed, compared = f"model, val, test, {str(path)!r}{more}", f"model, val, test{more}"
+            fitted = f"model = featcal.calibrate(model, val, {{!r}}{{}}{more})"
         else:
             layer = head_of(data) if head is None else head
             rows = {"val": as_data(data), "test": as_data(given[0])}
             pack = write_pack(place, rows, head=linear_view(as_head(layer)))  # type: ignore[arg-type]
-            typed, compared = "featcal.report(val, test, {!r})", "val, test"
+            typed, compared = f"val, test, {str(path)!r}", "val, test"
             fitted = "calibrator = featcal.parse({!r}).fit(val{})"
-        content = Content.of(pack, recipes, command=typed.format(str(path)), **options)
+        content = Content.of(pack, recipes, command=f"featcal.report({typed})", **options)
         # The pack is gone when the page is read: what to type next is Python's.
         summary, pick = content.summary, content.summary.pick
         told = f"featcal.compare({compared})" if summary.command else ""
         if pick is not None:
             stepwise = options.get("mode") == "sequential"
             mode = ', mode="sequential"' if stepwise else ""
-            told = fitted.format(content.entries[pick].recipe, mode)
+            recipe = content.entries[pick].recipe
+            if pack.manifest.several and not is_model:  # which fit does not do by itself
+                one = parse(recipe)
+                recipe = recipe if one.several else repr(all_labels(one))
+            told = fitted.format(recipe, mode)
         about = {**content.about, "pack": {**content.about["pack"], "path": name}}
         content = replace(content, summary=replace(summary, command=told), about=about)
         write_page(content, path, overwrite=overwrite)
