@@ -19,6 +19,7 @@ from torch import nn
 
 import featcal
 from featcal import METHODS, Batch, InputError, parse
+from featcal.arrays import Calibrated
 from featcal.cli import main
 from featcal.heads.head import linear_of
 
@@ -302,6 +303,16 @@ def test_labels_that_do_not_fit_are_refused_by_name(labels, recipe, says):
     with pytest.raises(InputError) as refused:
         parse(recipe).fit(Batch(Z, labels))
     assert says in str(refused.value)
+
+
+def test_the_scikit_learn_face_sends_several_labels_elsewhere(rows, tmp_path):
+    z, y = whole(rows)
+    with pytest.raises(InputError, match="several labels a row are for"):
+        Calibrated("temperature").fit(z, y)
+    fitted = parse("all_labels(temperature)").fit((z.numpy(), y.numpy()))
+    path = featcal.save(fitted, tmp_path / "c.safetensors")
+    with pytest.raises(InputError, match="is for several labels a row"):
+        Calibrated.load(path)
 
 
 def test_a_calibrator_of_one_label_is_refused_on_rows_of_several():
