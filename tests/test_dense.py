@@ -400,6 +400,16 @@ def test_logits_are_calibrated_wherever_a_model_gives_them(kind):
 # --- what is not supported -----------------------------------------------------------------------
 
 
+def test_a_page_is_written_of_a_segmentation_network(net, tmp_path, monkeypatch):
+    monkeypatch.setattr("featcal.page.content.POINTS", 12)
+    how = {"recipes": ["temperature"], "resamples": 100, "ignore_index": VOID, "positions": 20}
+    made = featcal.report(net, loader(), loader(seed=2), tmp_path / "page.html", **how)
+    assert made.comparison[0].scores.n == 20 * 20
+    assert made.comparison.settings["drawn"]["samples"] == 20
+    names = {"featcal": featcal, "model": net, "val": loader(), "test": loader(seed=2)}
+    exec(made.summary.command, names)  # what the page says to type
+
+
 def test_what_is_not_supported_is_refused_by_its_name(net):
     x, y = discs(4, 0)
     boxes = [{"boxes": torch.zeros(1, 4), "labels": torch.ones(1)} for _ in x]
@@ -414,6 +424,8 @@ def test_what_is_not_supported_is_refused_by_its_name(net):
     ):
         with pytest.raises(InputError, match=said):
             featcal.calibrate(model, [(x, labels)], "temperature", ignore_index=VOID)
+    with pytest.raises(InputError, match=r"labels hold 255.*pass ignore_index=255"):
+        featcal.calibrate(net, [(x, y)], "temperature")
     with pytest.raises(InputError, match="layer= keeps whole samples"):
         featcal.collect(net, [(x, y)], layer="body", ignore_index=VOID)
 

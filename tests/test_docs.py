@@ -20,7 +20,7 @@ import yaml
 from torch import nn
 
 import featcal
-from featcal.cli.app import group
+from featcal.cli.app import group, main
 from featcal.core.fit import ece
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,12 @@ def script(path):
 
 def python_blocks(path):
     return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
+
+
+def shell_blocks(path):
+    """The shell commands of a page, lines that go on put together."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE)
+    return [block.replace("\\\n", " ") for block in blocks]
 
 
 def between(text, start, end):
@@ -321,11 +327,13 @@ def test_every_page_with_code_is_run_by_a_test():
 
 def test_every_block_says_what_it_is_and_every_command_is_one():
     """Options and commands are known; nothing is run, and no file is looked for."""
+    seen = 0
     for page in (*PAGES, ROOT / "README.md"):
-        blocks = re.findall(r"^```(.*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
-        assert all(kind for kind, _ in blocks), page.name
-        shell = "\n".join(text for kind, text in blocks if kind == "bash").replace("\\\n", " ")
+        kinds = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
+        assert all(kinds[::2]), page.name
+        shell = "\n".join(shell_blocks(page))
         for line in re.findall(r"^(?:.* -m )?featcal (.*)$", shell, re.MULTILINE):
+            seen += 1
             context = click.Context(group)
             words = shlex.split(line, comments=True)
             command = group.get_command(context, words.pop(0))
@@ -333,6 +341,89 @@ def test_every_block_says_what_it_is_and_every_command_is_one():
                 command = command.get_command(context, words.pop(0))
             assert command is not None, line
             command.make_parser(click.Context(command)).parse_args(words)  # or it raises
+    assert seen > 40
+
+
+BUILD = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    {model}
+    with torch.no_grad():
+        logits = model(x)
+        noise = -torch.rand_like(logits).log()
+        y = (logits / 3 - noise.log()).argmax(1)
+    {void}
+    half = len(x) // 2
+    return model.eval(), {{"val": [(x[:half], y[:half])], "test": [(x[half:], y[half:])]}}
+"""
+FLAT = "model, x = nn.Sequential(nn.ReLU(), nn.Linear(6, 3)), 9 * torch.randn(300, 6)"
+MAPS = "model, x = nn.Sequential(nn.ReLU(), nn.Conv2d(6, 3, 1)), 9 * torch.randn(60, 6, 4, 4)"
+ENDLESS = ("featcal explore", "featcal train", "featcal history", "featcal compare run/pack")
+
+
+def inputs_of(page):
+    """What a reader of the page has in the folder before the first command."""
+    from featcal.cli.packs import load_target
+
+    Path("my_project").mkdir()
+    of_pixels = page == "segmentation.md"
+    void = "y[:, 0] = 255" if of_pixels else ""
+    source = BUILD.format(model=MAPS if of_pixels else FLAT, void=void)
+    Path("my_project", "models.py").write_text(source)
+    if of_pixels:
+        return
+    model, loaders, _ = load_target("my_project.models:build")
+    arrays = {key: v.detach().numpy() for key, v in model[1].named_parameters()}
+    answers = {}
+    for name, ((x, y),) in loaders.items():
+        logits = model(x).detach()
+        arrays |= {f"{name}_features": x.relu().numpy(), f"{name}_labels": y.numpy()}
+        yes = torch.bernoulli((logits / 3).sigmoid()).numpy().astype(int)
+        answers |= {f"{name}_logits": logits.numpy(), f"{name}_labels": yes}
+        rows = torch.cat([y[:, None], logits.softmax(1)], 1)
+        np.savetxt(f"{name}.csv", rows, "%.9g", ",", header="label,0,1,2", comments="")
+    np.savetxt("new.csv", rows[:, 1:], "%.9g", ",", header="0,1,2", comments="")
+    np.savez("arrays.npz", **answers)
+    np.savez("mine.npz", **arrays)
+    featcal.import_files("mine.npz", "ready")
+    featcal.save(
+        featcal.Temperature(temperature=2.0).fit(featcal.Pack.open("ready").split("val")),
+        "one.safetensors",
+    )
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "quickstart.md", "files.md", "multi-label.md", "segmentation.md", "export.md"],
+)
+def test_the_commands_of_a_journey_run(page, tmp_path, monkeypatch, few_choices):
+    """As they are typed, in the order of the page; those that train or serve have other tests."""
+    monkeypatch.setattr("featcal.page.content.POINTS", 8)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    blocks = shell_blocks(ROOT / page if page == "README.md" else ROOT / "docs" / page)
+    ran = 0
+    for number, block in enumerate(blocks):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        inputs_of(page)
+        for made, ready in (("mine", "ready"), ("cal.safetensors", "one.safetensors")):
+            if f"-o {made}" not in block and Path(ready).exists():
+                Path(ready).rename(made)
+        for line in block.splitlines():
+            if line.startswith("featcal ") and not line.startswith(ENDLESS):
+                _, command, *words = shlex.split(line, comments=True)
+                words += ["--resamples", "100"] * (command == "compare")  # a tenth of the time
+                with pytest.raises(SystemExit) as left:
+                    main([command, *words])
+                assert left.value.code == 0, line
+                ran += 1
+        for name in [one for one in sys.modules if one.startswith("my_project")]:
+            monkeypatch.delitem(sys.modules, name)
+    assert ran
 
 
 # --- the site -------------------------------------------------------------------------------------

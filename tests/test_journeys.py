@@ -58,6 +58,7 @@ def test_a_loaded_calibrator_takes_logits_of_any_kind(fitted):
     expected = logits / calibrator.temperature
     loaded = featcal.load(path)
     torch.testing.assert_close(loaded.transform(logits), expected)
+    torch.testing.assert_close(loaded(logits), expected)
     found = loaded.transform(logits.numpy())
     assert isinstance(found, np.ndarray)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6)
@@ -404,6 +405,10 @@ def test_recipes_are_compared_on_a_model_and_its_loaders():
     again = featcal.compare(*data, **how)
     assert [row.scores.metrics for row in found] == [row.scores.metrics for row in again]
     assert featcal.compare(net, val, **how).settings["folds"] == 5
+    merits = [row.scores.metrics["ece"] for row in found.sorted_by("ECE")]
+    assert merits == sorted(merits)
+    with pytest.raises(featcal.InputError, match="metric is 'ecee': choose"):
+        found.sorted_by("ecee")
     with pytest.raises(featcal.InputError, match="calibrated already"):
         featcal.compare(featcal.calibrate(net, val, "temperature"), val, test)
     with pytest.raises(featcal.InputError, match="loader of val"):
@@ -422,7 +427,8 @@ def test_a_pack_and_its_splits_bring_their_head_along():
 def test_what_is_printed_fits_a_line():
     pack = featcal.demo_pack()
     data = featcal.collect(trained(), noisy_loader())
-    for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val")))):
+    bins = featcal.metrics.Bins.of(data[0].logits.softmax(1), data[0].labels)
+    for shown in (pack, pack.split("val"), data, data[0], next(iter(pack.split("val"))), bins):
         assert len(repr(shown)) < 200, type(shown)
         assert f"{len(data[0]):,}" in repr(data)
 
@@ -494,6 +500,19 @@ def test_natural_mistakes_are_told_in_a_sentence():
         featcal.calibrate(model, loader[0])
     with pytest.raises(featcal.InputError, match="rows are a DataLoader"):
         featcal.Temperature().fit([batch(1)]).transform(DataLoader(TensorDataset(logits)))
+    with pytest.raises(featcal.InputError, match=r"recipe is a list.*test="):
+        featcal.calibrate(model, loader, loader)
+    with pytest.raises(featcal.InputError, match=r"by name, recipes="):
+        featcal.compare(model, loader, [*loader], ["none"])
+    for recipes in ([featcal.Temperature()], featcal.Temperature(), "temperature", labels.numpy()):
+        with pytest.raises(featcal.InputError, match=r"recipes (is|hold)"):
+            featcal.compare(model, loader, [*loader], recipes=recipes)
+    for call in (featcal.compare, featcal.evaluate, featcal.Temperature().fit):
+        with pytest.raises(featcal.InputError, match=r"data holds a str.*Pack\.open"):
+            call("mine")
+    unfitted = Calibrated(featcal.parse("temperature").fit([batch(1)]))
+    with pytest.raises(ValueError, match=r"Calibrated\.load"):
+        unfitted.predict_proba(logits)
 
 
 def test_probabilities_imported_or_predicted_as_logits_are_noticed(here, capsys):
@@ -514,9 +533,19 @@ def test_a_calibrator_is_not_written_under_the_name_of_another_format(here, caps
     featcal.write_pack(here / "mine", {"val": batch(1)})
     assert run("fit", "mine", "temperature", "-o", "cal.onnx") == 2
     assert "featcal export" in capsys.readouterr().err
-    assert not (here / "cal.onnx").exists()
+    with pytest.raises(featcal.InputError, match=r"end it in \.safetensors"):
+        featcal.save(featcal.parse("temperature(temperature=2)"), here / "cal.pt")
+    assert not list(here.glob("cal*"))
     (here / "val.csv").write_text("label;a;b\na;1;0\n")
     assert run("pack", "import", "val.csv", "--probs", "-o", "other") == 2
     assert "not ';'" in capsys.readouterr().err
     assert run("fit", "val.csv", "temperature", "-o", "cal.safetensors") == 2
     assert "featcal pack import val.csv -o val" in capsys.readouterr().err
+
+
+def test_rows_without_labels_that_are_imported_are_sent_to_predict(here, capsys):
+    np.savez("new.npz", logits=np.zeros((3, 4)))
+    (here / "new.csv").write_text("logit_a,logit_b\n0,1\n")
+    for name in ("new.npz", "new.csv"):
+        assert run("pack", "import", name, "-o", "mine") == 2
+        assert "featcal predict" in capsys.readouterr().err

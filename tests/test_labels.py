@@ -19,6 +19,7 @@ from torch import nn
 
 import featcal
 from featcal import METHODS, Batch, InputError, parse
+from featcal.arrays import Calibrated
 from featcal.cli import main
 from featcal.heads.head import linear_of
 
@@ -238,6 +239,8 @@ def test_metrics_are_those_of_the_answers_their_mean_over_labels_and_of_each(wor
         assert one == pytest.approx(alone.metrics, rel=1e-6, nan_ok=True)
     macro = [one["ece"] for one in scores.labels]
     assert scores.macro["ece"] == pytest.approx(np.mean(macro))
+    assert f"{y.numel():,} answers about {K} labels of {len(y)} samples" in repr(scores)
+    assert scores._repr_html_().count(f"<td>{scores.macro['nll']:.4f}</td>") == 2
     told = scores.as_json()
     assert told["macro"]["nll"] == pytest.approx(told["metrics"]["nll"])
     assert len(told["labels"]) == K
@@ -254,6 +257,16 @@ def test_compare_takes_loaders_and_folds_of_whole_samples(world):
     folded = featcal.compare(world.model, world.val, recipes=recipes[:2], resamples=0)
     assert folded[1].scores.n == 600 * K
     assert folded[1].scores.metrics["nll"] < folded[0].scores.metrics["nll"]
+
+
+@pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
+def test_what_the_page_of_rows_says_to_type_can_be_typed(world, rows, tmp_path):
+    test = featcal.collect(world.model, world.test)
+    how = {"recipes": ["temperature"], "resamples": 100}
+    made = featcal.report(rows, test, tmp_path / "page.html", **how)
+    names = {"featcal": featcal, "val": rows, "test": test}
+    exec(made.summary.command, names)
+    assert repr(names["calibrator"]) == "all_labels(temperature)"
 
 
 @pytest.mark.parametrize("samples", [300, 5000])  # of 5,000 with 4 labels rows are drawn in groups
@@ -290,6 +303,16 @@ def test_labels_that_do_not_fit_are_refused_by_name(labels, recipe, says):
     with pytest.raises(InputError) as refused:
         parse(recipe).fit(Batch(Z, labels))
     assert says in str(refused.value)
+
+
+def test_the_scikit_learn_face_sends_several_labels_elsewhere(rows, tmp_path):
+    z, y = whole(rows)
+    with pytest.raises(InputError, match="several labels a row are for"):
+        Calibrated("temperature").fit(z, y)
+    fitted = parse("all_labels(temperature)").fit((z.numpy(), y.numpy()))
+    path = featcal.save(fitted, tmp_path / "c.safetensors")
+    with pytest.raises(InputError, match="is for several labels a row"):
+        Calibrated.load(path)
 
 
 def test_a_calibrator_of_one_label_is_refused_on_rows_of_several():

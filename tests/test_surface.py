@@ -193,6 +193,20 @@ def test_few_rows_are_said_by_calibrate_and_by_fit(here, capsys):
     with pytest.warns(featcal.CalibrationWarning, match="3 rows are few"):
         model = featcal.calibrate(Net(), loader(0, 3), "temperature")
     assert model.calibration.comparison is None
+    estimator = featcal.arrays.Calibrated("temperature")
+    for fit in (featcal.Temperature().fit, lambda pair: estimator.fit(*pair)):
+        with pytest.warns(featcal.CalibrationWarning, match="45 rows are few"):
+            fit((logits, labels))
+    with pytest.warns(featcal.CalibrationWarning) as said:
+        featcal.calibrate(Net(), loader(0, 45), "temperature")
+    assert sum("few" in str(one.message) for one in said) == 1
+
+
+def test_rows_are_counted_by_the_samples_they_belong_to():
+    logits, labels = drawn(0, 4000)
+    images = Batch(logits, labels, groups=torch.arange(4000) // 500)
+    with pytest.warns(featcal.CalibrationWarning, match="8 samples are few"):
+        featcal.Temperature().fit(images)
 
 
 def test_a_calibration_that_overshoots_is_said():
@@ -311,6 +325,7 @@ def test_a_diagram_is_known_to_pyplot_and_saved_by_its_ending(tmp_path):
 
     logits, labels = drawn()
     diagram = featcal.ReliabilityDiagram.of(logits=logits, labels=labels)
+    assert len(repr(diagram)) < 80
     pyplot.close("all")
     shown = diagram.plot()
     assert [pyplot.figure(number) for number in pyplot.get_fignums()] == [shown.axes[0].figure]
@@ -344,11 +359,27 @@ def test_a_page_is_written_of_a_model_and_of_a_pack(mine, tmp_path, quick):
         featcal.report(Net(), loader(0), loader(1), path)
     with pytest.raises(featcal.InputError, match="no known format"):
         featcal.report(Net(), loader(0), loader(1), tmp_path / "x.pdf")
-    with pytest.raises(featcal.InputError, match="a model with loaders, or a pack"):
-        featcal.report(3, loader(0), loader(1), tmp_path / "x.html")
+    for wrong in ((3, loader(0), loader(1)), (Net(), loader(0)), (Net(), "val", "test")):
+        with pytest.raises(featcal.InputError, match="model, val_loader, test_loader"):
+            featcal.report(*wrong, tmp_path / "x.html")
     found = featcal.report(featcal.Pack.open(mine), "val", "test", tmp_path / "p.html", **quick)
+    again = featcal.report(featcal.Pack.open(mine), tmp_path / "q.html", **quick)
+    assert str(again.summary) == str(found.summary)
     assert (tmp_path / "p.html").is_file()
     assert found.summary.command.startswith("featcal fit") or not found.summary.command
+
+
+def test_a_page_is_written_of_rows_in_any_form(tmp_path, quick):
+    net, val, test = Net(), loader(0, 300), loader(1, 300)
+    of_model = featcal.report(net, val, test, tmp_path / "model.html", **quick)
+    collected = [featcal.collect(net, one) for one in (val, test)]
+    arrays = [(net(x).detach().numpy(), y.numpy()) for ((x, y),) in (val, test)]
+    for name, rows in (("collected", collected), ("arrays", arrays)):
+        content = featcal.report(*rows, tmp_path / f"{name}.html", **quick)
+        for mine, other in zip(content.comparison, of_model.comparison, strict=True):
+            assert mine.scores.metrics == pytest.approx(other.scores.metrics, abs=1e-5)
+        assert content.summary.command == "calibrator = featcal.parse('temperature').fit(val)"
+        assert (content.sweeps == ()) == (name == "arrays")  # which have no features
 
 
 def test_the_package_behind_the_call_is_a_package_as_before():

@@ -78,6 +78,11 @@ def calibrate(
     if recipe is None:
         recipe = "auto" if layer is None else "clip | temperature"
     calibrator = parse(recipe) if isinstance(recipe, str) else recipe
+    if not isinstance(calibrator, Calibrator):
+        raise InputError(
+            f"recipe is a {type(calibrator).__name__}: give its text, such as 'temperature', or a "
+            "calibrator; rows to score go by name, test="
+        )
     check_uncalibrated(model)
     if layer is not None:
         divided(calibrator, layer)  # a recipe that cannot act there costs no pass over the data
@@ -98,7 +103,8 @@ def calibrate(
         found = Evidence.of(calibrator, data, collector.head, **how)
         calibrated.__dict__["calibration"] = found  # of the copy alone, and no weight of it
         for text in found.warnings:
-            warnings.warn(text, CalibrationWarning, stacklevel=2)
+            if text != found.report.few_rows:  # which the fit has said
+                warnings.warn(text, CalibrationWarning, stacklevel=2)
     return calibrated
 
 
@@ -193,7 +199,8 @@ def compare(
     check_uncalibrated(data)
     if not 1 <= len(others) <= 2:
         raise InputError(
-            "compare(model, ...): pass the loader of val, and that of test if there is one"
+            "compare(model, ...): pass the loader of val, that of test if there is one, and "
+            "recipes by name, recipes=[...]"
         )
     head = options.pop("head", None)
     drawn = {"ignore_index": ignore_index, "positions": positions, "seed": options.get("seed", 0)}

@@ -159,6 +159,11 @@ class Calibrated:
         report, layer = calibrator.report, _read_head(head)
         if report is None:
             raise InputError(f"{path} does not say how many classes it is for: fit it again")
+        if calibrator.several:
+            raise InputError(
+                f"{calibrator!r} in {path} is for several labels a row: take the sigmoids of "
+                "featcal.load(file).transform(logits)"
+            )
         if calibrator.needs_features and layer is None:
             raise InputError(
                 f"{calibrator!r} in {path} works on features: pass head=, (weight, bias)"
@@ -233,7 +238,10 @@ class Calibrated:
     def _logits(self, X: Rows) -> Tensor:
         """Calibrated logits (n, k)."""
         if not hasattr(self, "calibrator_"):
-            text = f"{self!r} is not fitted yet: call fit(X, y) with rows of a validation split"
+            text = (
+                f"{self!r} is not fitted yet: call fit(X, y) with rows of a validation split, or "
+                "take Calibrated.load(file) of what was fitted"
+            )
             if "sklearn" not in sys.modules:
                 raise InputError(text)
             from sklearn.exceptions import NotFittedError  # what scikit-learn's own code waits for
@@ -335,7 +343,8 @@ def _labels(given: Rows, rows: int, *, flat: bool = False) -> Array:
     if y.shape != (rows,):
         raise InputError(
             f"y has shape {y.shape} and X {rows} rows: pass one label per row, y.argmax(1) where "
-            "it is one-hot"
+            "it is one-hot; several labels a row are for "
+            "featcal.parse('all_labels(temperature)').fit((X, y))"
         )
     if y.dtype.kind == "O":  # numbers in an array of objects are numbers
         plain = np.asarray(y.tolist())

@@ -42,6 +42,7 @@ def save(
         path: the file.
         overwrite: replace the file if it exists.
     """
+    check_ending(Path(path))
     place: dict[str, str | None] = {}
     if isinstance(given, nn.Module) and not isinstance(given, Calibrator):
         given, head, layer = attached(given)
@@ -64,6 +65,15 @@ def save(
         tensors = {key: value.contiguous() for key, value in calibrator.state_dict().items()}
         save_tensors(temporary, tensors, metadata)
     return Path(path)
+
+
+def check_ending(path: Path) -> None:
+    """Refuses a file whose ending promises another format."""
+    if path.suffix not in ("", ".safetensors"):
+        raise InputError(
+            f"output {path} is of no known format: end it in .safetensors; featcal export makes "
+            "the ONNX file of it"
+        )
 
 
 @overload

@@ -132,6 +132,12 @@ def test_a_run_ends_with_a_calibrated_copy(either, rows, tmp_path):
     assert torch.allclose(same(rows.x), expected, atol=1e-5)
     again = featcal.load(path)
     assert all(map(torch.equal, again.buffers(), callback.calibrator.buffers()))
+    fresh = net(either)  # as load_from_checkpoint makes it
+    fresh.load_state_dict(featcal.detach(callback.model).state_dict())
+    saved = featcal.save(callback.model, tmp_path / "model.safetensors")
+    for onto in (featcal.load(path, onto=fresh.eval()), featcal.load(saved, onto=fresh)):
+        assert type(onto) is type(fresh)
+        assert torch.equal(onto(rows.x), callback.model(rows.x))
 
     logged = last_row(tmp_path / "metrics.csv")
     before, after = (row.scores.metrics for row in callback.comparison)

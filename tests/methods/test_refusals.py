@@ -81,8 +81,8 @@ def test_what_a_recipe_may_fix_can_be_saved_and_loaded(method, key, tmp_path):
     batch, head = Batch(None, torch.arange(200) % 3, features), torch.nn.Linear(4, 3)
     for value in (1e-30, 1, 1e30):
         fitted = METHODS[method](**{key: value}).fit(batch, head.requires_grad_(False))
-        save(fitted, tmp_path / f"{value}")
-        assert load(tmp_path / f"{value}").report == fitted.report
+        save(fitted, tmp_path / f"{value}.safetensors")
+        assert load(tmp_path / f"{value}.safetensors").report == fitted.report
 
 
 @pytest.mark.parametrize("method", ["vector", "matrix", "dirichlet"])

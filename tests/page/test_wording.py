@@ -153,6 +153,18 @@ def test_verbs_of_change_are_kept_for_what_is_beyond_chance():
     assert caution.startswith("In clip | temperature, feature clipping changes nothing here: no")
 
 
+def test_what_ended_at_a_cap_is_neither_recommended_nor_said_to_do_nothing():
+    """A page once marked it "better" in the table and said that nothing else helped."""
+    step = StepReport("temperature", {"temperature": 6e3}, False, 1.0, 0.5, False, "cap", "cap")
+    report = FitReport("temperature", "joint", "nll", 900, (step,), 1.0, 0.5, 0.1)
+    capped = good("temperature", report=report)
+    for others in ((), (good("svs", seed=1, nll=0.82),)):
+        text = " ".join(told(row("none"), capped, *others)[1].values())
+        assert "Temperature scaling lowers the loss (NLL), but the search ended at a cap" in text
+        assert "Nothing else that was tried helped" not in text
+        assert ("no other recipe" in text) == (not others)
+
+
 def test_rows_of_samples_are_told_apart():
     found = compared(row("none"), good("temperature"))
     assert say("answers", Facts(found, PLACE)) == ""

@@ -65,11 +65,7 @@ def fit(
 
     Example: featcal fit my-pack auto -o cal.safetensors
     """
-    if output.suffix not in ("", ".safetensors"):
-        raise InputError(
-            f"output {output} is of no known format: end it in .safetensors; featcal export makes "
-            "the ONNX file of it"
-        )
+    io.check_ending(output)
     if app.is_first():
         check_free(output, overwrite=force)
     calibrator = parse(recipe)

@@ -320,7 +320,7 @@ def export(
 
 def _alone(source: str, rows: int) -> tuple[nn.Module, Tensor]:
     """A calibrator of logits as a module of its own, and made logits to compare it on."""
-    if not Path(source).is_file():
+    if not Path(source).is_file() and Path(source).suffix != ".safetensors":
         raise InputError(f"{source} is given alone and is no file: name the calibrator behind it")
     calibrator = io.load(source)
     if calibrator.needs_features or calibrator.report is None:

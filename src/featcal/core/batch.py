@@ -267,7 +267,7 @@ class Chunked:
             if not isinstance(batch, Batch):
                 raise InputError(
                     f"data holds a {type(batch).__name__}: every item must be a Batch; of arrays "
-                    "pass the pair (logits, labels)"
+                    "pass the pair (logits, labels), of a pack featcal.Pack.open(folder)"
                 )
             parts = (batch.features, batch.logits, batch.labels, batch.groups)
             kind = [None if p is None else (p.dtype, p.device, p.shape[1:]) for p in parts]

@@ -179,13 +179,13 @@ class Calibrator(nn.Module, ABC):
             seconds=perf_counter() - started,
             classes=facts.classes,
             features=facts.width,
+            samples=facts.groups,
         )
         for part in self.steps_in_order():
             if part is not self:  # what it was fitted to before, alone, no longer holds
                 part.report = None
-        for step in steps:
-            if step.warning:
-                warnings.warn(step.warning, CalibrationWarning, stacklevel=5)
+        for text in filter(None, [*self.report.warnings, self.report.few_rows]):
+            warnings.warn(text, CalibrationWarning, stacklevel=5)
         return self
 
     def _wrong_labels(self) -> str:
@@ -264,6 +264,10 @@ class Calibrator(nn.Module, ABC):
     def wrap(self, head: nn.Module | None = None) -> CalibratedHead:
         """The deployable module: features in, calibrated logits out (logits in, without a head)."""
         return CalibratedHead(head, self.outcome())
+
+    def __call__(self, rows: Any, head: Head | None = None) -> Any:  # noqa: ANN401
+        """What a network runs, features through the head; without a head as `transform`."""
+        return self.transform(rows) if head is None else super().__call__(rows, head)
 
     @torch.no_grad()
     def transform(self, rows: Any, head: Head | None = None) -> Any:  # noqa: ANN401 - as it came

@@ -706,7 +706,8 @@ class FitReport:
     """What a whole fit did: the recipe, its steps in order, the loss before and after.
 
     `classes` and `features` per row are those of the data; 0 where a file does not know them, and 0
-    features where there were logits alone.
+    features where there were logits alone. `samples` are those that rows belong to; 0 where each
+    row is one.
     """
 
     recipe: str
@@ -719,6 +720,7 @@ class FitReport:
     seconds: float
     classes: int = 0
     features: int = 0
+    samples: int = 0
 
     @property
     def warnings(self) -> list[str]:
@@ -729,10 +731,11 @@ class FitReport:
     def few_rows(self) -> str:
         """Says where rows are so few that what was learned from them may be chance; else empty."""
         learned = any(not step.noop and not step.details.get("fixed") for step in self.steps)
-        if self.rows >= FEW_ROWS or not learned:
+        count, what = self.samples or self.rows, "samples" if self.samples else "rows"
+        if count >= FEW_ROWS or not learned:
             return ""
         return (
-            f"{self.rows} rows are few: what is learned from fewer than {FEW_ROWS} may be chance "
+            f"{count} {what} are few: what is learned from fewer than {FEW_ROWS} may be chance "
             "and make others worse; fit on more"
         )
 

@@ -273,6 +273,14 @@ class Collector:
                 counted = counted[np.sort(some)]
             places.append(place * flat.shape[1] + counted)
             groups.append(torch.full_like(counted, number))
+        classes = max(spread.shape[-1], 2)  # one logit is that of the second of two
+        counted = flat.flatten()[torch.cat(places)]
+        strange = counted[counted >= classes]
+        if len(strange) and bool((strange == strange[0]).all()):
+            raise InputError(
+                f"labels hold {strange[0]:g}, and there are {classes} classes: pass "
+                f"ignore_index={strange[0]:g} if such positions do not count"
+            )
         chosen = torch.cat(places).numpy()  # torch.unravel_index would import a compiler
         where = tuple(map(torch.from_numpy, np.unravel_index(chosen, labels.shape)))
 

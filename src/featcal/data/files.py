@@ -33,6 +33,7 @@ from featcal.core.files import REMOVE, check_free
 from featcal.core.stored import json_of, made, map_npy, npy_of, reading
 from featcal.data.pack import SPLIT_NAME, Gate, Pack, head_tensors, write_pack
 from featcal.data.tables import (
+    UNLABELLED,
     Contents,
     about,
     check_columns,
@@ -282,7 +283,8 @@ def _array_contents(loaders: Loaders, *, labelled: bool = True) -> Contents:
         parts = [part for part in SPLIT_PARTS[:3] if f"{split}_{part}" in keys]
         if (labelled and f"{split}_labels" not in keys) or not parts:
             missing = f"{split}_logits or {split}_features" if not parts else f"{split}_labels"
-            raise InputError(f"{missing} is missing: add what split '{split}' lacks")
+            hint = f" ({UNLABELLED})" if parts else ""
+            raise InputError(f"{missing} is missing: add what split '{split}' lacks{hint}")
         if probs and parts != ["probs"]:
             raise InputError(
                 f"{probs[0]}_probs and {split}_{parts[0]} are both there: give probabilities alone"

@@ -36,6 +36,7 @@ WHOLE_ROWS = 8  # from here on a column of distinct whole numbers is taken for r
 PREFIXED = re.compile(r"(logit|prob)s?_(.+)", re.DOTALL)
 ALONE = re.compile(r"(logit|prob)s?")  # a binary model's one column may have this name alone
 PANDAS_INDEX = re.compile(r"__index_level_\d+__")  # row numbers that pandas adds by itself
+UNLABELLED = "rows without labels are for featcal predict"
 BOOLEANS = {"false": 0, "False": 0, "FALSE": 0, "true": 1, "True": 1, "TRUE": 1}
 
 Numbers = npt.NDArray[np.float64]
@@ -118,9 +119,8 @@ def _recognised(
     scores = [name for name in kept if name != label]
     if label is not None and label not in kept:
         other = len(kept) == 1 and next((mark for mark in ";\t|" if mark in kept[0]), "")
-        remedy = (
-            f"part columns by commas, not {other!r}" if other else "name it with --label (label=)"
-        )
+        named = f"name it with --label (label=); {UNLABELLED}"
+        remedy = f"part columns by commas, not {other!r}" if other else named
         raise InputError(f"it has no column {label!r} (found: {listed(kept)}): {remedy}")
     if "" in kept:
         raise InputError("a column has no name (of row numbers?): leave it out with --ignore ''")

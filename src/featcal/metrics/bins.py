@@ -101,6 +101,10 @@ class ProperSums:
 class BinSums:
     """Sums that parts of the data and processes add up, tensors of one shape."""
 
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.stacked().shape[1:]))
+        return f"{type(self).__name__}({shape})"
+
     def stacked(self) -> Tensor:
         """The sums one upon the other."""
         return torch.stack([getattr(self, part.name) for part in fields(self)])
@@ -120,7 +124,7 @@ class BinSums:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bins(BinSums):
     """Sums over m bins (lo, hi] of the confidence, 0 in the first; each (m,) float64.
 
@@ -202,7 +206,7 @@ class Bins(BinSums):
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ClassBins(BinSums):
     """Sums over m bins of each of k class probabilities; each (k, m) float64.
 

@@ -108,6 +108,7 @@ class Facts:
         beats: whether it beats another recipe that helped.
         doubtful: recipes that are not known to help, nor to be worse than it.
         harmful: recipes that lower the loss and harm calibration, the lowest NLL first.
+        endless: recipes that lower the loss with a value at the cap of its search.
         lower: the recipe with the lowest ECE, where that is known to be below that of the pick.
         lower_nll: how its NLL stands to that of the pick.
         left: which way the pick errs.
@@ -151,12 +152,13 @@ class Facts:
         fair = [place for place in range(1, len(comparison)) if place not in where.seen]
         tried = {recipe.partition(FROM)[0] for recipe in texts(fair)}
         self.tried, self.untried = len(fair), [one for one in TRY_NEXT if one not in tried]
+        lowering = [place for place in fair if against(place, 0, "nll") == "better"]
         likelier = [
             place
-            for place in fair
-            if against(place, 0, "nll") == "better"
-            and not any(step.capped for one in comparison[place].reports for step in one.steps)
+            for place in lowering
+            if not any(step.capped for one in comparison[place].reports for step in one.steps)
         ]
+        self.endless = texts(place for place in lowering if place not in likelier)
         harmful = [
             place
             for place in likelier

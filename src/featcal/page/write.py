@@ -1,21 +1,25 @@
-"""The page from Python, of a model with its loaders or of a pack: `featcal.report` is this."""
+"""The page from Python, of a model and loaders, a pack or rows: `featcal.report` is this."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
-from featcal.data.collect import Unpack
-from featcal.data.pack import Pack
+from featcal.core.labels import all_labels
+from featcal.core.text import parse
+from featcal.data.collect import IGNORED, Unpack
+from featcal.data.pack import SPLIT_NAME, Pack, write_pack
 from featcal.data.resume import collect_pack
 from featcal.heads.attach import check_uncalibrated
+from featcal.heads.head import as_head, linear_view
 from featcal.page.content import Content
 from featcal.page.html import check_packages, render
 from featcal.report.compare import DEFAULT_RECIPES
@@ -38,59 +42,88 @@ def write_page(content: Content, path: Path, *, overwrite: bool = False) -> str:
 
 
 def write_report(
-    data: nn.Module | Pack,
-    val: Iterable[Any] | str = "val",
-    test: Iterable[Any] | str = "test",
+    data: nn.Module | Pack | Batch | Data,
+    *others: Any,  # noqa: ANN401 - see the docstring
     path: Path | str = "report.html",
-    *,
     recipes: Sequence[str] = DEFAULT_RECIPES,
-    head: str | None = None,
+    head: Head | str | None = None,
     unpack: Unpack | None = None,
+    ignore_index: int = IGNORED,
+    positions: int | None = None,
     overwrite: bool = False,
     **options: Any,  # noqa: ANN401 - of `Content.of`
 ) -> Content:
     """Writes one page: may the confidence be trusted, what helps, is the gain real, what it costs.
 
+    `report(model, val_loader, test_loader, path)` runs the model, `report(pack, path)` reads its
+    splits val and test, `report(val, test, path)` takes rows in any form that `evaluate` does.
+
     Args:
-        data: the model, without a calibrator; or a pack.
-        val: labelled batches to fit on; of a pack the name of the split.
-        test: other such batches to score; of a pack the name of the split.
+        data: the model, without a calibrator; or a pack; or the rows to fit on.
+        others: of a model the loaders of val and test, of a pack the names of other splits, else
+            the rows to score; behind them the path.
         path: the .html file to write, which must not exist.
         recipes: their texts.
-        head: path of the model's last layer, when it is not found by itself.
+        head: path of a model's last layer; for rows the layer itself, where they bring none along.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
-        overwrite: replace it instead.
+        ignore_index: the label of pixels and tokens that do not count.
+        positions: how many pixels or tokens of a sample to keep at most; see `collect`.
+        overwrite: replace the file instead.
         options: mode, bins, resamples, seed, calibrators.
 
     Returns:
         What stands on the page.
     """
     check_packages()
+    given = list(others)
+    if given and isinstance(given[-1], (str, Path)) and not SPLIT_NAME.fullmatch(str(given[-1])):
+        path = given.pop()
     path = Path(path)
     check_page(path)
     check_free(path, overwrite=overwrite)
     if isinstance(data, Pack):
-        content = Content.of(data, recipes, fit=val, test=test, **options)  # type: ignore[arg-type]
+        splits: Any = dict(zip(("fit", "test"), given, strict=False))
+        content = Content.of(data, recipes, **splits, **options)
         write_page(content, path, overwrite=overwrite)
         return content
-    if not isinstance(data, nn.Module):
-        raise InputError(f"data is a {type(data).__name__}: give a model with loaders, or a pack")
-    if isinstance(val, str) or isinstance(test, str):
-        raise InputError("val and test are names of splits: of a model give the loaders")
-    check_uncalibrated(data)
-    name = type(data).__name__
+    is_model = isinstance(data, nn.Module)
+    if len(given) != 1 + is_model or any(isinstance(one, str) for one in given):
+        raise InputError(
+            "pass what the page is about, and where it goes: report(model, val_loader, "
+            'test_loader, "report.html"), report(pack, "report.html"), or '
+            'report(val, test, "report.html") of rows'
+        )
     with tempfile.TemporaryDirectory() as folder:
-        loaders: Any = {"val": val, "test": test}
-        pack = collect_pack(data, loaders, Path(folder) / name, head=head, unpack=unpack)
-        typed = f"featcal.report(model, val, test, {str(path)!r})"
-        content = Content.of(pack, recipes, command=typed, **options)
+        name = type(data).__name__ if is_model else "rows"
+        place = Path(folder) / name
+        if isinstance(data, nn.Module):
+            check_uncalibrated(data)
+            drawn: Any = {"ignore_index": ignore_index, "positions": positions}
+            drawn["seed"] = options.get("seed", 0)
+            loaders = dict(zip(("val", "test"), given, strict=True))
+            pack = collect_pack(data, loaders, place, head=head, unpack=unpack, **drawn)  # type: ignore[arg-type]
+            more = "" if ignore_index == IGNORED else f", ignore_index={ignore_index}"
+            more += "" if positions is None else f", positions={positions}"
+            typed, compared = f"model, val, test, {str(path)!r}{more}", f"model, val, test{more}"
+            fitted = f"model = featcal.calibrate(model, val, {{!r}}{{}}{more})"
+        else:
+            layer = head_of(data) if head is None else head
+            rows = {"val": as_data(data), "test": as_data(given[0])}
+            pack = write_pack(place, rows, head=linear_view(as_head(layer)))  # type: ignore[arg-type]
+            typed, compared = f"val, test, {str(path)!r}", "val, test"
+            fitted = "calibrator = featcal.parse({!r}).fit(val{})"
+        content = Content.of(pack, recipes, command=f"featcal.report({typed})", **options)
         # The pack is gone when the page is read: what to type next is Python's.
         summary, pick = content.summary, content.summary.pick
-        told = "featcal.compare(model, val, test)" if summary.command else ""
+        told = f"featcal.compare({compared})" if summary.command else ""
         if pick is not None:
-            recipe, stepwise = content.entries[pick].recipe, options.get("mode") == "sequential"
+            stepwise = options.get("mode") == "sequential"
             mode = ', mode="sequential"' if stepwise else ""
-            told = f"model = featcal.calibrate(model, val, {recipe!r}{mode})"
+            recipe = content.entries[pick].recipe
+            if pack.manifest.several and not is_model:  # which fit does not do by itself
+                one = parse(recipe)
+                recipe = recipe if one.several else repr(all_labels(one))
+            told = fitted.format(recipe, mode)
         about = {**content.about, "pack": {**content.about["pack"], "path": name}}
         content = replace(content, summary=replace(summary, command=told), about=about)
         write_page(content, path, overwrite=overwrite)

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 from featcal.core.batch import Batch, Data, Head, as_data, head_of
 from featcal.core.calibrator import Calibrator, Pipeline
-from featcal.core.checks import ArgumentError, CalibrationWarning, InputError, whole_number
+from featcal.core.checks import (
+    ArgumentError,
+    CalibrationWarning,
+    InputError,
+    check_choice,
+    whole_number,
+)
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import suited
 from featcal.core.memory import Size, under_cap
@@ -225,8 +231,12 @@ def every_recipe(*, classes: int, features: bool, train: bool) -> tuple[str, ...
 
 def parse_all(recipes: Sequence[str]) -> list[Calibrator | None]:
     """Reads every recipe before any is fitted, so that a misspelt last one costs no time."""
-    if isinstance(recipes, str) or not recipes:
-        raise InputError(f"recipes is {recipes!r}: pass a list of one recipe or more")
+    if not isinstance(recipes, (list, tuple)) or not recipes:
+        what = repr(recipes) if isinstance(recipes, (str, list, tuple)) else type(recipes).__name__
+        raise InputError(f"recipes is {what}: pass a list of one recipe or more, by name")
+    for one in recipes:
+        if not isinstance(one, str):
+            raise InputError(f"recipes hold a {type(one).__name__}: give texts, as 'temperature'")
     return [None if recipe.strip() == NONE else parse(recipe) for recipe in recipes]
 
 
@@ -345,6 +355,8 @@ class Comparison(Sequence[Row]):
 
     def sorted_by(self, metric: str) -> Comparison:
         """The same rows, the best by this metric first; equal ones stay in order."""
+        metric = metric.lower()
+        check_choice("sorted_by", "metric", metric, COLUMNS)
         merits = [COLUMNS[metric].merit(row.scores.metrics[metric]) for row in self.rows]
         order = sorted(range(len(self)), key=lambda index: -merits[index])
         place = {old: new for new, old in enumerate(order)}

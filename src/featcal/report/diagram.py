@@ -41,7 +41,7 @@ METADATA: dict[str, dict[str, Any]] = {
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class ReliabilityDiagram:
     """Accuracy against confidence, bin by bin; per-bin numbers are (m,), NaN where a bin is empty.
 
@@ -62,6 +62,11 @@ class ReliabilityDiagram:
 
     def __post_init__(self) -> None:
         checked_rows(self.bins.n)
+
+    def __repr__(self) -> str:
+        of = "" if self.of_class is None else f" of class {self.of_class}"
+        told = f"{self.bins.n:,} rows{of}, ECE {self.bins.ece:.2%}"
+        return f"ReliabilityDiagram({', '.join(filter(None, [self.title, told]))})"
 
     @classmethod
     def of(

@@ -77,7 +77,13 @@ class Scores:
 
     def __repr__(self) -> str:
         shown = (f"{one.heading} {one.text(self.metrics[one.name])}" for one in columns())
-        return f"Scores({self.n:,} rows: {', '.join(shown)})"
+        return f"Scores({self._about}: {', '.join(shown)})"
+
+    @property
+    def _about(self) -> str:
+        if not self.labels:
+            return f"{self.n:,} rows"
+        return f"{self.n:,} answers about {len(self.labels)} labels of {self.samples:,} samples"
 
     @property
     def samples(self) -> int:
@@ -108,14 +114,19 @@ class Scores:
         return metric_interval(name, self.metrics[name], self.replicates[name], chance)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: every metric, with its interval where there is one."""
-        rows = []
+        """What a notebook shows: every metric, with its interval where there is one.
+
+        Of several labels a sample those of all answers, and the mean over labels.
+        """
+        rows, macro = [], self.macro
         for name, column in COLUMNS.items():
             found = self.interval(name)
             ends = f"[{column.number(found.low)}, {column.number(found.high)}]"
             ends = ends if name in self.replicates else ""
-            rows.append((column.title, column.text(self.metrics[name]), ends))
-        return html_table((), rows, above=f"{self.n:,} rows")
+            mean = [column.text(macro[name])] if macro else []
+            rows.append((column.title, column.text(self.metrics[name]), ends, *mean))
+        headings = ("", "all answers", "", "mean of labels") if macro else ()
+        return html_table(headings, rows, above=self._about)
 
     def as_json(self) -> dict[str, Any]:
         """The public form, as `featcal eval --json` prints it."""
@@ -153,8 +164,8 @@ def evaluate(
     if not isinstance(calibrator, Calibrator | None):
         kind = type(calibrator).__name__
         raise InputError(
-            f"calibrator is a {kind}: give a fitted one; of two arrays pass the pair "
-            "(logits, labels)"
+            f"calibrator is a {kind}: give a fitted one, such as featcal.load(file) gives; of two "
+            "arrays pass the pair (logits, labels)"
         )
     data = rows_of(data, "test")
     head = as_head(head_of(data) if head is None else head)
