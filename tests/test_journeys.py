@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -549,3 +550,23 @@ def test_rows_without_labels_that_are_imported_are_sent_to_predict(here, capsys)
     for name in ("new.npz", "new.csv"):
         assert run("pack", "import", name, "-o", "mine") == 2
         assert "featcal predict" in capsys.readouterr().err
+
+
+def test_a_table_whose_classes_are_not_those_of_the_fit_is_refused(here, capsys):
+    logits, labels = drawn(1)
+
+    def table(name, order, *more):
+        header = ",".join([*("label" for _ in more), *(f"logit_{NAMES[k]}" for k in order)])
+        np.savetxt(name, np.column_stack([*more, logits[:, order]]), "%.9g", ",", header=header)
+        Path(name).write_text(Path(name).read_text().removeprefix("# "))
+
+    table("val.csv", [0, 1, 2, 3], labels)
+    table("new.csv", [0, 1, 2, 3])
+    table("mixed.csv", [0, 2, 1, 3])
+    assert run("pack", "import", "val.csv", "-o", "mine") == 0
+    assert run("fit", "mine", "vector", "-o", "cal.safetensors", "--fit-split", "val") == 0
+    assert run("predict", "new.csv", "cal.safetensors", "-o", "p.csv") == 0
+    capsys.readouterr()
+    assert run("predict", "mixed.csv", "cal.safetensors", "-o", "q.csv") == 2
+    assert "'bee' as class 1, and here that is 'cat'" in capsys.readouterr().err
+    assert not (here / "q.csv").exists()

@@ -258,7 +258,7 @@ class Calibrated:
         _doubt(given, self.head_, self._kind, depth=4)
         rows = _entering(given, self.head_, self._kind)
         if self.head_ is None:
-            self.calibrator_.check_sizes(classes=rows.shape[1])
+            self.calibrator_.check_rows(classes=rows.shape[1])
         head = nn.Identity() if self.head_ is None else self.head_
         with evaluating(head):
             chunks = (rows[i : i + CHUNK_ROWS] for i in range(0, len(rows), CHUNK_ROWS))

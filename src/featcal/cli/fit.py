@@ -80,6 +80,7 @@ def fit(
         warnings.simplefilter("ignore", CalibrationWarning)  # told from the report
         report = calibrator.fit(data, head, mode=app.mode_of(sequential), train=train).report
     assert report is not None
+    calibrator.report = report = replace(report, class_names=pack.manifest.class_names)
     if app.is_first():
         io.save(calibrator, output, overwrite=force)
     name, rows = report.loss.upper(), []
@@ -203,7 +204,10 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
         kind = "several labels" if pack.manifest.several else "one label"
         raise InputError(f"{path} and {pack.path}: {calibrator!r} is not for {kind} a row")
     try:
-        calibrator.check_sizes(classes=pack.manifest.classes, features=pack.manifest.features or 0)
+        about = pack.manifest
+        calibrator.check_rows(
+            classes=about.classes, features=about.features or 0, class_names=about.class_names
+        )
     except InputError as error:
         raise InputError(f"{path} and {pack.path}: {error}") from error
     return calibrator
@@ -278,6 +282,7 @@ def predict(
                     f"{calibrator!r} works on features, and {source} holds scores alone: give an "
                     ".npz or .safetensors file of features, weight and bias"
                 )
+            calibrator.check_rows(class_names=contents.class_names)
             checked = Gate(weights, contents.class_names).checked(name, contents.splits[name])
             head = (
                 None if weights is None else linear_of(**{k: wide(v) for k, v in weights.items()})
@@ -294,12 +299,12 @@ def _predicted(
     row = 0
     for batch in data:
         if batch.features is not None:
-            calibrator.check_sizes(features=batch.features.shape[1])
+            calibrator.check_rows(features=batch.features.shape[1])
             dtype = head.weight.dtype if isinstance(head, nn.Linear) else batch.features.dtype
             batch = replace(batch, features=batch.features.to(dtype))
         logits = calibrated_logits(batch, calibrator, head)
         probs = logits.sigmoid() if calibrator.several else logits.softmax(1)
-        calibrator.check_sizes(classes=probs.shape[1])
+        calibrator.check_rows(classes=probs.shape[1])
         check_finite("the probabilities", probs, first_row=row)
         row += len(batch)
         tell("predicting rows", row, max(total, row))

@@ -7,7 +7,7 @@ import inspect
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import groupby, pairwise
@@ -302,15 +302,17 @@ class Calibrator(nn.Module, ABC):
         elif not given.is_floating_point():
             given = given.double()
         if given.ndim == 2 and given.shape[1] > 1:
-            self.check_sizes(**{"classes" if layer is None else "features": given.shape[1]})
+            self.check_rows(**{"classes" if layer is None else "features": given.shape[1]})
         with evaluating(layer):
             found = self.wrap(layer)(given)  # type: ignore[arg-type]  # as_head gives modules
         if found.ndim == 2 and found.shape[1] > 1:
-            self.check_sizes(classes=found.shape[1])
+            self.check_rows(classes=found.shape[1])
         return found if isinstance(rows, Tensor) else found.cpu().numpy()
 
-    def check_sizes(self, *, classes: int = 0, features: int = 0) -> None:
-        """Refuses rows of another network than the one this was fitted to; 0 for not known."""
+    def check_rows(
+        self, *, classes: int = 0, features: int = 0, class_names: Sequence[str] | None = None
+    ) -> None:
+        """Refuses rows of other sizes or classes than the fit's; 0 and None for not known."""
         report = self.report
         if report is None:
             return
@@ -322,6 +324,14 @@ class Calibrator(nn.Module, ABC):
                 raise InputError(
                     f"{self!r} was fitted to {fitted} {name}, and these rows have {here}: give "
                     "the calibrator of this network"
+                )
+        for number, (fitted, here) in enumerate(
+            zip(report.class_names or (), class_names or (), strict=False)
+        ):
+            if fitted != here:
+                raise InputError(
+                    f"{self!r} was fitted with {fitted!r} as class {number}, and here that is "
+                    f"{here!r}: give the classes in the order of the fit"
                 )
 
     def __or__(self, other: Calibrator) -> Pipeline:

@@ -707,7 +707,7 @@ class FitReport:
 
     `classes` and `features` per row are those of the data; 0 where a file does not know them, and 0
     features where there were logits alone. `samples` are those that rows belong to; 0 where each
-    row is one.
+    row is one. `class_names` are those of the pack, where it has some.
     """
 
     recipe: str
@@ -721,6 +721,7 @@ class FitReport:
     classes: int = 0
     features: int = 0
     samples: int = 0
+    class_names: tuple[str, ...] | None = None
 
     @property
     def warnings(self) -> list[str]:
