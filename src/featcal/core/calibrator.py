@@ -302,7 +302,8 @@ class Calibrator(nn.Module, ABC):
         elif not given.is_floating_point():
             given = given.double()
         if given.ndim == 2 and given.shape[1] > 1:
-            self.check_rows(**{"classes" if layer is None else "features": given.shape[1]})
+            width, alone = given.shape[1], layer is None
+            self.check_rows(classes=width if alone else 0, features=0 if alone else width)
         with evaluating(layer):
             found = self.wrap(layer)(given)  # type: ignore[arg-type]  # as_head gives modules
         if found.ndim == 2 and found.shape[1] > 1:
@@ -325,13 +326,12 @@ class Calibrator(nn.Module, ABC):
                     f"{self!r} was fitted to {fitted} {name}, and these rows have {here}: give "
                     "the calibrator of this network"
                 )
-        for number, (fitted, here) in enumerate(
-            zip(report.class_names or (), class_names or (), strict=False)
-        ):
-            if fitted != here:
+        named = zip(report.class_names or (), class_names or (), strict=False)
+        for number, (known, name) in enumerate(named):
+            if known != name:
                 raise InputError(
-                    f"{self!r} was fitted with {fitted!r} as class {number}, and here that is "
-                    f"{here!r}: give the classes in the order of the fit"
+                    f"{self!r} was fitted with {known!r} as class {number}, and here that is "
+                    f"{name!r}: give the classes in the order of the fit"
                 )
 
     def __or__(self, other: Calibrator) -> Pipeline:
