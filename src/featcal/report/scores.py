@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import isnan, nan
 from operator import add
 from typing import Any, final
@@ -201,6 +202,26 @@ def check_usable(calibrator: Calibrator | None, facts: Facts, head: Head | None)
         raise InputError(f"{calibrator!r} works on features: pass data with features, and head=")
 
 
+@dataclass(frozen=True)
+class Doubling:
+    """Rows in parts that shrink from first to last: each row is copied as often as they double.
+
+    Joined chunk by chunk, many rows would be copied once for every chunk.
+    """
+
+    parts: list[Ordered]
+
+    def __add__(self, other: Doubling) -> Doubling:
+        parts = [*self.parts, *other.parts]
+        while len(parts) > 1 and len(parts[-2]) <= len(parts[-1]):
+            parts[-2:] = [parts[-2] + parts[-1]]
+        return Doubling(parts)
+
+    def joined(self) -> Ordered:
+        """The rows of all parts, in order."""
+        return reduce(add, self.parts)
+
+
 def score(
     parts: Iterable[tuple[Batch, Tensor]], facts: Facts, bins: int, bootstrap: Bootstrap | None
 ) -> Scores:
@@ -214,7 +235,7 @@ def score(
         return (
             Bins.of_predictions(seen, bins=bins),
             ClassBins.of_predictions(seen, bins=bins),
-            Ordered.of_predictions(seen),
+            Doubling([Ordered.of_predictions(seen)]),
             ProperSums.of_predictions(seen),
         )
 
@@ -231,7 +252,8 @@ def score(
                 each[label] = tuple(map(add, so_far, summaries(mine)))
 
     def told(sums: tuple[Any, ...]) -> tuple[dict[type, Any], dict[str, float]]:
-        known = {type(one): one.reduced() for one in sums}
+        whole = (one.joined() if isinstance(one, Doubling) else one for one in sums)
+        known = {type(one): one.reduced() for one in whole}
         return known, {name: COLUMNS[name].of(known[COLUMNS[name].summary], bins) for name in ORDER}
 
     known, metrics = told(found)
