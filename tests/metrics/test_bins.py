@@ -141,7 +141,7 @@ def test_shares_of_votes_lie_in_the_bin_they_end(m, dtype):
     """k of m votes are the upper end of bin k, which is right-closed, in either precision."""
     votes = torch.tensor([k / m for k in range(1, m + 1)], dtype=dtype)
     assert bin_index(votes, m).tolist() == list(range(m))
-    above = votes[:-1] * (1 + 32 * torch.finfo(dtype).eps)
+    above = votes[:-1] * (1 + 16 * torch.finfo(dtype).eps)
     assert bin_index(above, m).tolist() == list(range(1, m))
 
 

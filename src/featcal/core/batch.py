@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 CHUNK_ROWS, CHUNK_NUMBERS = 8192, 2**23  # on a CPU: large enough for products, and no larger
 BLOCK = 2**19  # numbers that go through all the steps of a sum while a CPU has them at hand
 SMALL_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)  # labels torch cannot index by
-ON = 8  # units of rounding by which a confidence may lie above the edge it is on
+ON = 4  # units of rounding by which a confidence may lie above the edge it is on
 KEEP_SHARE = 8  # of a GPU's free memory a view may keep one part in so many
 PROBS_SLACK = 1e-2  # how far from 1 the probabilities of a row may sum where only logs are taken
 
