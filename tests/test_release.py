@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -68,6 +69,22 @@ def test_the_description_of_an_index_has_no_link_into_the_repository(built):
     readme = (ROOT / "README.md").read_text()
     assert text.startswith(readme.splitlines()[0])
     assert len(text) > 0.7 * len(readme)
+
+
+def test_with_an_address_links_and_images_lead_there():
+    pytest.importorskip("hatchling")
+    found = runpy.run_path(str(ROOT / "hatch_build.py"))["Index"]
+    home, metadata = "https://example.org/featcal", {}
+    found(str(ROOT), {"repository": f"{home}/"}).update(metadata)
+    text = metadata["readme"]["text"]
+    links = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", text)
+    assert {link.startswith("https://") for _, link in links} == {True}
+    assert f"]({home}/raw/main/docs/images/reliability.png)" in text
+    ours = [link.partition("#")[0] for _, link in links if link.startswith(home)]
+    urls = list(metadata["urls"].values())
+    assert urls[0] == home
+    for link in [*ours, *urls[1:]]:
+        assert (ROOT / re.sub(r"^/(raw|blob)/main/", "", link.removeprefix(home))).is_file(), link
 
 
 def interpreter(name):
