@@ -61,6 +61,12 @@ def featcal_clip(features, labels, head):
     return lambda: float(parse("clip").fit(batch, head).threshold)
 
 
+def clip_passes(features, labels, head):
+    """Passes of the head, not c."""
+    batch = Batch(None, labels, features)
+    return lambda: parse("clip").fit(batch, head).report.steps[0].head_passes
+
+
 def published(features, labels, head):
     """Some steps of the published loop."""
     right = (head(features).argmax(1) == labels).float().mean()
@@ -402,16 +408,16 @@ GROWN = {  # and along which of rows, features, classes
 
 def growth(rounds, scale):
     """Seconds of ours by size, and the slope of their logarithms."""
-    ours = {"clip": featcal_clip, "temperature": featcal_temperature, "ECE": featcal_ece}
-    curves = []
+    ours = {"clip": clip_passes, "temperature": featcal_temperature, "ECE": featcal_ece}
+    kinds, curves = ("passes", "seconds", "cpu_seconds"), []
     for job, axes in GROWN.items():
         for axis in axes:
-            curve = {"job": job, "axis": axis, "sizes": [], "seconds": [], "cpu_seconds": []}
+            curve = {"job": job, "axis": axis, "sizes": [], **{kind: [] for kind in kinds}}
             for factor in FACTORS:
                 size = dict(zip(START, START[axis], strict=True))
                 size[axis] *= factor
                 size["rows"] = round(size["rows"] * scale)
-                times = []
+                found = []
                 for seed in range(rounds):  # how far a search walks depends on the data
                     if job == "clip":
                         data = problem(*size.values(), seed=seed)
@@ -420,16 +426,15 @@ def growth(rounds, scale):
                     run = ours[job](*data)
                     if factor == FACTORS[0]:
                         run()  # warms up
-                    times.append(in_turns({job: run}, 1)[job][1:])
+                    passes, *times = in_turns({job: run}, 1)[job]
+                    found.append((passes if job == "clip" else 1, *times))
                 curve["sizes"].append(size)
-                for kind, each in zip(
-                    ("seconds", "cpu_seconds"), zip(*times, strict=True), strict=True
-                ):
-                    curve[kind].append(float(np.exp(np.log(each).mean())))
-            for kind in ("seconds", "cpu_seconds"):
-                curve[f"slope_{kind}"] = float(
-                    np.polyfit(np.log(FACTORS), np.log(curve[kind]), 1)[0]
-                )
+                for kind, mean in zip(kinds, np.exp(np.log(found).mean(0)), strict=True):
+                    curve[kind].append(float(mean))
+            by_pass = np.divide(curve["seconds"], curve["passes"])
+            slopes = {kind: curve[kind] for kind in kinds[1:]} | {"seconds_per_pass": by_pass}
+            for kind, values in slopes.items():
+                curve[f"slope_{kind}"] = float(np.polyfit(np.log(FACTORS), np.log(values), 1)[0])
             curves.append(curve)
             print(f"growth of {job} in {axis}: {curve}", flush=True)
     return {"factors": FACTORS, "curves": curves}

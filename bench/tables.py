@@ -63,14 +63,20 @@ def cpu(body):
 
 
 def growth(body):
-    heads = ("job", "along", "from", ">slope by the clock", ">slope of core seconds")
+    slopes = (">slope by the clock", ">slope of core seconds", ">slope of seconds per pass")
+    heads = ("job", "along", "from", ">passes", *slopes)
     rows = []
     for curve in body["growth"]["curves"]:
         start = curve["sizes"][0]
         kinds = ("rows", "features", "classes") if curve["job"] == "clip" else ("rows", "classes")
         first = " x ".join(f"{start[kind]:,}" for kind in kinds)
-        slopes = (f"{curve[f'slope_{kind}']:.2f}" for kind in ("seconds", "cpu_seconds"))
-        rows.append((curve["job"], curve["axis"], first, *slopes))
+        passes = curve["passes"] if curve["job"] == "clip" else ()
+        measured = ("seconds", "cpu_seconds", *(["seconds_per_pass"] if passes else []))
+        slopes = [f"{curve[f'slope_{kind}']:.2f}" for kind in measured]
+        walked = ", ".join(f"{mean:.1f}" for mean in passes)
+        rows.append(
+            (curve["job"], curve["axis"], first, walked, *slopes, *[""] * (3 - len(slopes)))
+        )
     what = "Seconds against rows, features and classes on logarithmic axes"
     return f"![{what}](images/{PICTURE.name})\n\n{lines(heads, rows)}"
 

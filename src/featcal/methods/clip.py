@@ -436,11 +436,11 @@ class Search:
         facts, head = problem.facts, problem.head
         self.problem, self.criterion, self.guard = problem, criterion, guard
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
-        # A path holds two logits per row and class, 36 bytes for each activation on the way, which
+        # Paths hold two logits per row and class, 36 bytes for each activation on the way, which
         # are a tenth of them or two, and a copy of the head. On a GPU its many small steps cost
         # more than a few products, and NLL(c) of many rows is smooth.
-        held = facts.rows * max(8 * facts.classes, 2 * facts.width), 4 * facts.classes * facts.width
-        fits = max(held) <= memory.keep_bytes()
+        each, copy = 8 * facts.classes + 2 * facts.width, 4 * facts.classes * facts.width
+        fits = facts.rows * each + copy <= memory.keep_bytes()
         many = facts.rows * facts.classes > MANY and problem.then is None
         slow = many and facts.device.type == "cuda"
         self.window = self.layer is not None and fits and not slow
