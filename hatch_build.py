@@ -10,7 +10,8 @@ from pathlib import Path
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 RELATIVE = re.compile(r"(!?)\[([^\]]*)\]\((?!https?://|mailto:)([^)]*)\)")
-URLS = {"Documentation": "docs/quickstart.md", "Changelog": "CHANGELOG.md"}
+PAGES = {"Documentation": "docs/quickstart.md", "Changelog": "CHANGELOG.md"}
+PAPER = {"Code of the paper": "https://github.com/Linwei94/AAAI2025-FC"}
 
 
 class Index(MetadataHookInterface):
@@ -29,5 +30,5 @@ class Index(MetadataHookInterface):
         text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
         text = RELATIVE.sub(link, text)
         metadata["readme"] = {"content-type": "text/markdown", "text": text}
-        pages = {name: f"{home}/blob/main/{path}" for name, path in URLS.items()}
-        metadata["urls"] = {"Repository": home, **pages} if home else {}
+        pages = {name: f"{home}/blob/main/{path}" for name, path in PAGES.items()}
+        metadata["urls"] = ({"Repository": home, **pages} if home else {}) | PAPER

@@ -81,9 +81,9 @@ def test_with_an_address_links_and_images_lead_there():
     assert {link.startswith("https://") for _, link in links} == {True}
     assert f"]({home}/raw/main/docs/images/reliability.png)" in text
     ours = [link.partition("#")[0] for _, link in links if link.startswith(home)]
-    urls = list(metadata["urls"].values())
-    assert urls[0] == home
-    for link in [*ours, *urls[1:]]:
+    repository, *pages, _ = metadata["urls"].values()
+    assert repository == home
+    for link in [*ours, *pages]:
         assert (ROOT / re.sub(r"^/(raw|blob)/main/", "", link.removeprefix(home))).is_file(), link
 
 
