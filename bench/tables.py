@@ -83,7 +83,8 @@ def growth(body):
 
 def vocabulary(body):
     found = body["vocabulary"]
-    rows = [(f"`{recipe}`", f"{peak / 1e6:,.0f} MB") for recipe, peak in found["peaks"].items()]
+    names = {recipe: recipe.replace("|", r"\|") for recipe in found["peaks"]}  # in a table's cell
+    rows = [(f"`{names[one]}`", f"{peak / 1e6:,.0f} MB") for one, peak in found["peaks"].items()]
     return lines((f"recipe, {size_of(found)}", ">memory"), rows)
 
 
