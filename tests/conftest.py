@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import gc
+import os
 import signal
 import sys
 from pathlib import Path
@@ -49,6 +50,9 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    # A forked process must not end what it has inherited: a session of ONNX Runtime would wait for
+    # its threads, which only the first process has.
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,7 +20,7 @@ import yaml
 from torch import nn
 
 import featcal
-from featcal.cli.app import group, main
+from featcal.cli.app import HELP, group, main
 from featcal.core.fit import ece
 
 ROOT = Path(__file__).parents[1]
@@ -334,13 +334,13 @@ def test_every_block_says_what_it_is_and_every_command_is_one():
         shell = "\n".join(shell_blocks(page))
         for line in re.findall(r"^(?:.* -m )?featcal (.*)$", shell, re.MULTILINE):
             seen += 1
-            context = click.Context(group)
+            context = click.Context(group, **HELP)
             words = shlex.split(line, comments=True)
             command = group.get_command(context, words.pop(0))
             while isinstance(command, click.Group):
                 command = command.get_command(context, words.pop(0))
             assert command is not None, line
-            command.make_parser(click.Context(command)).parse_args(words)  # or it raises
+            command.make_parser(click.Context(command, context)).parse_args(words)  # or it raises
     assert seen > 40
 
 

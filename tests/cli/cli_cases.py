@@ -43,7 +43,7 @@ def featcal(*args):
 def done(*args):
     """Runs a command that must succeed and say nothing on stderr."""
     ran = featcal(*args)
-    assert (ran.code, ran.err) == (0, "")
+    assert (ran.code, ran.err) == (0, ""), ran
     return ran
 
 

@@ -17,6 +17,7 @@ from train_cases import words
 
 import featcal as library
 from featcal import InputError, Pack, datasets, models
+from featcal.cli.app import HELP
 from featcal.cli.train import train
 from featcal.datasets import load_images, normalisations
 from featcal.losses import LOSSES, parse_loss
@@ -252,7 +253,7 @@ def test_the_help_names_every_loss_and_network_and_the_page_what_exists():
     commands = re.findall(r"^.*(featcal train .*)$", PAGE, flags=re.MULTILINE)
     assert len(commands) == 5
     for command in commands:
-        given = train.make_context("train", shlex.split(command)[2:]).params
+        given = train.make_context("train", shlex.split(command)[2:], **HELP).params
         parse_loss(given["loss_text"])
         assert ":" in given["network"] or given["network"] in MODELS
 
