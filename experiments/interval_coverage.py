@@ -1,13 +1,15 @@
 """How often 95 % intervals hold the truth, and how often marks stand where none is due.
 
 Usage: python experiments/interval_coverage.py [--rows 300 1000] [--workers 1] [--write]
+       [--only coverage | marks]
 
 Test sets are drawn from worlds of known truth: logits N(0, s^2) in each class, s such that the best
 guess is right as often as asked; labels drawn from their softmax; a model that knows these logits,
 or multiplies them by 1.5 and so is far too sure. The truth of a metric is its value on 200,000 rows
 with the probabilities of the labels in place of the labels. Marks are counted where none is due: in
 comparisons of five models that see the same logits, each with noise of its own. --write keeps the
-numbers in `results/interval-coverage.json` and writes the table of docs/trust.md from them.
+numbers in `results/interval-coverage.json` and writes the table of docs/trust.md from them; --only
+leaves the other part of the file as it is.
 """
 
 import argparse
@@ -22,7 +24,7 @@ import torch
 from featcal import Batch, evaluate
 from featcal.core.batch import bin_index
 from featcal.core.fit import survey
-from featcal.metrics.columns import USUAL
+from featcal.metrics.columns import COLUMNS, USUAL
 from featcal.report import bootstrap
 from featcal.report.compare import Comparison, Row
 from featcal.report.scores import score
@@ -96,14 +98,21 @@ def truth(classes, scale, sharpness):
 
 
 def alone():
-    """One thread, and no time for the smooth error, which is not looked at here."""
+    """One thread, and no time for what is not looked at here: the smooth error, AUROC, AURC."""
     torch.set_num_threads(1)
     bootstrap.smooth_replicates = lambda _, __, rows, ___: torch.full_like(rows, math.nan)
+    bootstrap._Ranks._selective = lambda _, count, __: [count[:, -1] * math.nan] * 2
 
 
 def chance_of(classes, accuracy):
     """As asked, but above that of a coin where there are two classes."""
     return max(accuracy, 0.6) if classes == 2 else accuracy
+
+
+def few_wrong(setting):
+    """Whether so few rows are wrong, on average, that tables mark their intervals."""
+    chance = chance_of(setting["classes"], setting["accuracy"])
+    return setting["rows"] * (1 - chance) < bootstrap.FEW_WRONG
 
 
 def coverage(cell, sets, resamples):
@@ -170,25 +179,31 @@ def table(results):
     lines = [
         f"`python experiments/interval_coverage.py --rows {rows} --sets {many} {tried} --write`",
         "",
-        f"The share of {many} test sets whose 95 % interval holds the truth, in percent: for a "
+        f"The share of {many:,} test sets whose 95 % interval holds the truth, in percent: for a "
         "calibrated model / for one that is far too sure, the lowest and the highest of "
         f"{len(CLASSES) * len(ACCURACIES)} settings ({min(CLASSES)} to {max(CLASSES)} classes, "
         f"{100 * min(ACCURACIES):g} to {100 * max(ACCURACIES):g} % right; all of them are in "
         "`results/interval-coverage.json`). Between 93 and 97 is as it should be; "
-        f"{many} sets tell a share to {points:.0f} points. More means an interval longer than it "
-        "need be, as that of the classwise error, whose bins hold few rows each. A calibrated "
-        "model has no calibration error, and 97.5 would be right there.",
+        f"{many:,} sets tell a share to {points:.1f} points. † marks settings in which fewer than "
+        "ten rows are wrong on average, and ‡ kinds of which some intervals are longer than they "
+        "need be: as `featcal compare` marks both. A calibrated model has no calibration error, "
+        "and 97.5 would be right there.",
         "",
-        f"| rows | {' | '.join(f'`{name}`' for name in METRICS)} |",
+        f"| rows | {' | '.join(f'`{name}`' + '‡' * COLUMNS[name].wide for name in METRICS)} |",
         "|---:|" + "---:|" * len(METRICS),
     ]
-    for size in about["rows"]:
-        cells = [one["coverage"] for one in results["coverage"] if one["rows"] == size]
-        shares = (
-            " / ".join(span([100 * cell[name][kind] for cell in cells]) for kind in (0, 1))
-            for name in METRICS
-        )
-        lines.append(f"| {size:,} | {' | '.join(shares)} |")
+    for size, few in product(about["rows"], (False, True)):
+        cells = [
+            one["coverage"]
+            for one in results["coverage"]
+            if (one["rows"], few_wrong(one)) == (size, few)
+        ]
+        if cells:
+            shares = (
+                " / ".join(span([100 * cell[name][kind] for cell in cells]) for kind in (0, 1))
+                for name in METRICS
+            )
+            lines.append(f"| {size:,}{' †' * few} | {' | '.join(shares)} |")
     lines += [
         "",
         f"Marks where none is due, in {tried} comparisons of four models with a fifth, none of "
@@ -216,7 +231,7 @@ def table(results):
 
 
 def span(values):
-    return f"{min(values):.0f} to {max(values):.0f}"
+    return f"{min(values):.1f} to {max(values):.1f}"
 
 
 def write_docs():
@@ -231,6 +246,7 @@ def main():
     parser.add_argument("--sets", type=int, nargs=2, default=[100, 50], help="coverage, marks")
     parser.add_argument("--resamples", type=int, default=400)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only", choices=("coverage", "marks"), help="one part alone")
     parser.add_argument("--write", action="store_true", help="the result file and the page")
     parser.add_argument("--docs", action="store_true", help="the page from the result file alone")
     asked = parser.parse_args()
@@ -240,15 +256,20 @@ def main():
     sets = dict(zip(("coverage", "marks"), asked.sets, strict=True))
     cells = list(product(asked.rows, CLASSES, ACCURACIES))
     # The large ones first, so that no worker waits for another at the end.
-    jobs = [(what, cell, sets[what], asked.resamples) for cell in reversed(cells) for what in sets]
-    found = {what: [] for what in sets}
+    parts = [asked.only] if asked.only else list(sets)
+    jobs = [(what, cell, sets[what], asked.resamples) for cell in reversed(cells) for what in parts]
+    found = {what: [] for what in parts}
     with ProcessPoolExecutor(asked.workers) as pool:
         for what, one in pool.map(measured, jobs):
             found[what].insert(0, one)
             print(json.dumps(one), flush=True)
-    setting = {"rows": asked.rows, "sets": sets, "resamples": asked.resamples, "level": 0.95}
     if asked.write:
-        results = {"setting": setting, **found}
+        if asked.only:
+            kept = json.loads(RESULTS.read_text())
+            other = next(what for what in sets if what != asked.only)
+            sets[other], found[other] = kept["setting"]["sets"][other], kept[other]
+        setting = {"rows": asked.rows, "sets": sets, "resamples": asked.resamples, "level": 0.95}
+        results = {"setting": setting, **{what: found[what] for what in sets}}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         write_docs()
 

@@ -117,7 +117,7 @@ class Form:
 def further(batch, head, fit):
     """Every term of all rows, by name; those that need facts of a split have them of `fit`."""
     z, x = batch.logits.double(), batch.features.double()
-    found = dict(zip(FIVE, terms_of(FIVE, x, z).unbind(1), strict=True))
+    found = dict(zip(FIVE, terms_of(FIVE, x, z, z.argmax(1, keepdim=True)).unbind(1), strict=True))
     top, away = z.argmax(1), z - z.mean(1, keepdim=True)
     probs = z.softmax(1)
     found["entropy"] = torch.special.entr(probs).sum(1).log1p()

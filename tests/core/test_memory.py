@@ -156,9 +156,14 @@ def test_under_a_cap_the_c_library_maps_small_blocks(monkeypatch):
     memory.steady()
     with memory.limited("1GB"):
         pass
-    threshold = -3  # M_MMAP_THRESHOLD of malloc.h
-    assert [words[0] for words in asked] == [threshold, threshold]
-    assert 16 * mmap.PAGESIZE <= asked[1][1] < asked[0][1]  # of a page nothing less is mapped
+    mapped, kept = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
+    assert [words[0] for words in asked] == [mapped, kept] * 2
+    assert 16 * mmap.PAGESIZE <= asked[2][1] < asked[0][1]  # of a page nothing less is mapped
+    assert all(asked[i][1] < asked[i + 1][1] for i in (0, 2))
+    with memory.limited(None):
+        assert asked[4:] == asked[:2]  # without a cap as at the start
+    with memory.limited("1GB"), memory.limited(None):
+        assert asked[6:] == asked[2:4]  # a call inside asks for no more
     for other in (AttributeError, OSError, TypeError):  # of systems whose heap is another
 
         def missing(_, other=other):

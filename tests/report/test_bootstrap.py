@@ -316,9 +316,14 @@ def test_the_table_of_coverage_is_that_of_its_result_file(imported):
     shown = module.DOCS.read_text().split(module.START)[1].split(module.END)[0].strip()
     assert shown == module.table(results)
     for name in module.METRICS:
-        least = min(min(one["coverage"][name]) for one in results["coverage"])
-        assert least >= 0.88, name
-        assert COLUMNS[name].wide is (least > 0.98), name  # tables mark its interval
+        shares = [
+            share
+            for one in results["coverage"]
+            if not module.few_wrong(one)  # which tables mark
+            for share in one["coverage"][name]
+        ]
+        assert min(shares) >= 0.93, name
+        assert COLUMNS[name].wide is (max(shares) > 0.97), name  # tables mark its intervals
         false = [one["marks"]["metrics"][name] for one in results["marks"]]
         assert sum(one["better"] + one["worse"] for one in false) / len(false) <= 0.05, name
 

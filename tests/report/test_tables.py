@@ -88,7 +88,7 @@ def rows_of(text):
 def test_markdown_shows_the_numbers(found):
     text = tables.markdown(found)
     head, rule, *body = rows_of(text)
-    assert head == ["recipe", "accuracy %", "ECE %", "adaptive ECE %", "NLL", "Brier", "fitted"]
+    assert head == ["recipe", "accuracy %", "ECE‡ %", "adaptive ECE‡ %", "NLL", "Brier", "fitted"]
     assert len({len(row) for row in [head, rule, *body]}) == 1
     assert body[2][0] == "`clip(min_accuracy=0.9) \\| temperature`"
     for row, cells in zip(found, body, strict=True):
@@ -152,7 +152,7 @@ def test_latex_is_a_booktabs_table(found):
     assert text.count("\\toprule") == text.count("\\bottomrule") == 1
     assert "\\texttt{clip(min\\_accuracy=0.9) \\textbar{} temperature}" in text
     assert "\\textbf{" in text
-    assert "ECE \\%" in text
+    assert "ECE$\\ddagger$ \\%" in text
     assert latex_problems(tables.escaped("a&b%c$d#e_f{g}h~i^j\\k|l<m>n\"o'p")) == []
 
 
@@ -170,7 +170,7 @@ def test_the_layout_of_the_paper_compares_each_method_with_itself(found):
             assert clipped.difference.baseline == PAPER_RECIPES[2 * at]
     text = tables.markdown(paper, blocks)
     assert "**ECE**" in text
-    assert ["method", "base %", "after clip %"] in rows_of(text)
+    assert ["method", "base‡ %", "after clip‡ %"] in rows_of(text)
     assert "the same method without clip" in text
     assert latex_problems(tables.latex(paper, blocks)) == []
 
@@ -182,19 +182,23 @@ def test_signs_mark_intervals_that_are_not_what_they_say(found, made):
     shown = columns(("nll", "classwise_ece"))
     for comparison, few in ((found, ""), (sure, "†")):
         blocks = [comparison_block(comparison, shown)]
-        plain, wide = (cell.range.partition("]")[2] for cell in blocks[0].lines[0].cells)
-        assert (plain, wide) == (few, f"{few}‡")
-        for sign in wide:  # explained once, in every format
+        assert {cell.range.partition("]")[2] for cell in blocks[0].lines[0].cells} == {few}
+        assert blocks[0].marked == ["NLL", "classwise ECE‡"]
+        for sign in f"{few}‡":  # explained once, in every format
             assert [n[0] for n in tables.notes(comparison, blocks)].count(sign) == 1
             assert f"- {sign} " in tables.markdown(comparison, blocks)
         assert latex_problems(tables.latex(comparison, blocks)) == []
-        assert "‡" not in tables.markdown(comparison)  # where no such column is shown
-        assert comparison.as_json()["settings"]["wide"] == ["classwise_ece"]
+        for names in (("nll",), ("accuracy", "brier")):  # where no such column is shown
+            assert "‡" not in tables.markdown(
+                comparison, [comparison_block(comparison, columns(names))]
+            )
+        wide = comparison.as_json()["settings"]["wide"]
+        assert wide == ["ece", "adaptive_ece", "classwise_ece"]
         assert comparison[0].as_json().get("few_wrong", False) is bool(few)
 
 
 def test_notes_say_how_the_numbers_came(found):
-    assert len(tables.notes(found)) == 3
+    assert len(tables.notes(found)) == 4
     named = {"pack": "p", "fit_split": "val", "test_split": "test", "mode": "joint"}
     how, *_ = tables.notes(replace(found, settings={**found.settings, **named}))
     assert how == "p: fitted jointly on val, scored on 300 rows of test."

@@ -363,7 +363,8 @@ def _drawn(table: Table, encoding: str) -> RichTable:
     from rich.table import Table as RichTable
 
     drawn = RichTable(show_header=any(table.headings))
-    for index, (heading, *cells) in enumerate(zip(table.headings, *table.rows, strict=True)):
+    headings = [printable(heading, encoding) for heading in table.headings]
+    for index, (heading, *cells) in enumerate(zip(headings, *table.rows, strict=True)):
         if index == 0 or any(cell[:1].isalpha() and cell != "n/a" for cell in cells):
             drawn.add_column(heading, overflow="fold")
         else:

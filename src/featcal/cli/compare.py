@@ -280,7 +280,7 @@ def _table(block: tables.Block) -> tables.Table:
         steps = line.fitted.split(tables.BETWEEN) if "\n" in "".join(row) else [line.fitted]
         row += ["\n".join(steps)] * fitted + [f"{line.seconds:.2f}"] * timed
         rows.append(tuple(row))
-    headings = (block.labels, *block.headings, *["fitted"] * fitted, *["seconds"] * timed)
+    headings = (block.labels, *block.marked, *["fitted"] * fitted, *["seconds"] * timed)
     # Of the paper's table, alone and after clip: neither means anything without the other.
     return tables.Table(block.title, headings, tuple(rows), together=2 if block.title else 1)
 

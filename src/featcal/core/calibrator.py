@@ -434,19 +434,18 @@ def with_confidence(logits: Tensor, confidence: Tensor) -> Tensor:
     return keep_prediction(mapped, logits)
 
 
-def keep_prediction(mapped: Tensor, logits: Tensor) -> Tensor:
-    """The mapped logits with the prediction of the given ones.
+def keep_prediction(mapped: Tensor, logits: Tensor, top: Tensor | None = None) -> Tensor:
+    """The mapped logits with the prediction of the given ones, `top` (n, 1) where it is known.
 
     For maps that keep the order of a row in exact arithmetic: rounding may tie or swap neighbours.
-    Where another class is predicted then, the one of the given logits is put just ahead of all.
+    Where no lead is left, the class predicted by the given logits is put just ahead of all.
     """
     if logits.shape[1] == 1:
         return mapped
-    top = logits.argmax(1, keepdim=True)
-    best = mapped.amax(1, keepdim=True)
+    top = logits.argmax(1, keepdim=True) if top is None else top
+    own, best = mapped.gather(1, top), mapped.scatter(1, top, -torch.inf).amax(1, keepdim=True)
     ahead = best + NUDGE * best.abs().clamp(min=NUDGE)
-    same = mapped.argmax(1, keepdim=True) == top
-    return mapped.scatter(1, top, torch.where(same, best, ahead))
+    return mapped.scatter(1, top, torch.where(own > best, own, ahead))
 
 
 def seen_features(view: str, features: Tensor, head: Head | None) -> Tensor:

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
 from operator import or_
 from time import perf_counter
@@ -176,14 +176,17 @@ CRITERIA = {loss.name: loss for loss in (nll, brier, ece)}
 
 
 @torch.no_grad()
-def measure(data: Data, *losses: Loss) -> list[float]:
+def measure(
+    data: Data, *losses: Loss, logits_of: Callable[[Batch], Tensor] = stored_logits
+) -> list[float]:
     """The value of each loss over all data: one pass, one reduction."""
     sizes = [loss.size for loss in losses]
     sums = torch.zeros(sum(sizes) + 1, dtype=torch.float64)
     found = []  # on the device, which is not waited for before the pass ends
 
     def sums_of(rows: Batch) -> Tensor:
-        return torch.cat([loss(stored_logits(rows), rows) for loss in losses])
+        logits = logits_of(rows)
+        return torch.cat([loss(logits, rows) for loss in losses])
 
     for batch in data:
         found.append(torch.stack(spread(sums_of, blocks(batch))).sum(0))
@@ -483,15 +486,17 @@ def after(problem: Problem, step: Calibrator, later: Calibrator | None = None) -
             assert batch.features is not None
             return head(batch.features)
 
-        def calibrated(rows: Batch) -> Tensor:
-            return step(rows.features, lambda _: stored_logits(rows))  # type: ignore[no-any-return]
-
-        return torch.cat([calibrated(rows) for rows in blocks(batch)])
+        return torch.cat([calibrated(step, rows) for rows in blocks(batch)])
 
     source = problem.source if head is not None and step.needs_features else problem.data
     reads = later is not None and (later.needs_features or later.takes_features)
     data = Through(source, logits_of, features=reads)
     return replace(problem, data=data, head=head, before=None)
+
+
+def calibrated(step: Calibrator, rows: Batch) -> Tensor:
+    """Stored logits with a step applied that asks no head."""
+    return step(rows.features, lambda _: stored_logits(rows))  # type: ignore[no-any-return]
 
 
 def part_of(problem: Problem, data: Data, rows: int) -> Problem:
@@ -596,13 +601,16 @@ def settle(
         criterion: what has to fall instead of the loss.
         left_out: the loss on rows left out of the fit, where the method knows it.
     """
-    before, mapped = problem.loss_before(), after(problem, step).data
-    now = measure(mapped, problem.loss)[0]
+    before, data = problem.loss_before(), problem.data
+    logits_of: Callable[[Batch], Tensor] = partial(calibrated, step)
+    if step.needs_features:
+        data, logits_of = after(problem, step).data, stored_logits
+    now = measure(data, problem.loss, logits_of=logits_of)[0]
     details = {} if details is None else details
     falls, by, old = now < before, problem.loss, before
     if criterion is not None and criterion is not problem.loss:
         by, old = criterion, measure(problem.data, criterion)[0]
-        falls = measure(mapped, by)[0] < old
+        falls = measure(data, by, logits_of=logits_of)[0] < old
     where = "on the fit split"
     if falls and not always and not problem.judged:
         numbers = sum(values.numel() for values in step.buffers()) if step.many else 0

@@ -46,8 +46,10 @@ def parsed(memory: str | int) -> int:
 
 @contextmanager
 def limited(memory: Size) -> Iterator[None]:
-    """Keeps what runs inside the block below a cap; None leaves things as they are."""
+    """Keeps what runs inside the block below a cap; None leaves the cap as it is."""
     if memory is None:
+        if _cap.get() is None:
+            steady()
         yield
         return
     token = _cap.set(parsed(memory))
@@ -90,9 +92,13 @@ def steady(block: int = 2**23) -> None:
     """Lets the C library map blocks of so many bytes, which go back when they are freed.
 
     By default it learns to cut blocks of a chunk's size out of its heap. There every small result
-    that is kept makes a hole that the next chunk does not fit into: gigabytes at many rows.
+    that is kept makes a hole that the next chunk does not fit into: gigabytes at many rows. Of what
+    is smaller it keeps a few blocks when they are freed: by default their pages may go back to the
+    system and come anew with each operation, which takes several times as long as the operation.
     """
     try:
-        ctypes.CDLL(None).mallopt(-3, block)  # M_MMAP_THRESHOLD
+        library = ctypes.CDLL(None)
+        library.mallopt(-3, block)  # M_MMAP_THRESHOLD
+        library.mallopt(-1, 4 * block)  # M_TRIM_THRESHOLD
     except (AttributeError, OSError, TypeError):  # another system, whose heap is another
         return

@@ -124,12 +124,12 @@ class SampleTemperature(Calibrator):
             return logits / self.temperature.to(logits.dtype)
         names, dtype = self.names(with_features=False), logits.dtype
         centre, reach, weights = (v.to(dtype) for v in (self.centre, self.reach, self.weights))
-        moved = (terms_of(names, features, logits) - centre).clamp(-reach, reach) @ weights
         top = logits.argmax(1, keepdim=True)
+        moved = (terms_of(names, features, logits, top) - centre).clamp(-reach, reach) @ weights
         moved = (moved + self.offsets.to(dtype)[top[:, 0]]).exp().clamp(1 / HIGHEST, HIGHEST)
         scaled = logits * (moved / self.temperature.to(dtype))[:, None]
         lifted = scaled.scatter(1, top, scaled.gather(1, top) + self.boost.to(dtype))
-        return keep_prediction(lifted, logits)
+        return keep_prediction(lifted, logits, top)
 
     def learn(self, problem: Problem) -> list[StepReport]:
         """Newton's method on all rows, at the strength that leave-one-out finds best."""
@@ -175,14 +175,15 @@ class SampleTemperature(Calibrator):
         return [settle(self, problem, values, message, settled, details=details)]
 
 
-def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor) -> Tensor:
-    """The logarithms of the statistics, (n, t), in the logits' precision."""
+def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor, top: Tensor) -> Tensor:
+    """The logarithms of the statistics, (n, t), in the logits' precision; `top` is (n, 1)."""
     tiny = torch.finfo(logits.dtype).tiny
     away = logits - logits.mean(1, keepdim=True)
-    found = {"energy": away.logsumexp(1).log(), "spread": away.square().mean(1).clamp(min=tiny)}
-    found["spread"] = 0.5 * found["spread"].log()
-    first, second = away.topk(2, 1).values.unbind(1)
-    found["gap"] = torch.log1p(first - second)
+    first = away.gather(1, top)
+    found = {"spread": 0.5 * away.square().mean(1).clamp(min=tiny).log()}
+    below = away - first
+    found["energy"] = (first[:, 0] + (below / LN2).exp2().sum(1).log()).log()
+    found["gap"] = torch.log1p(-below.scatter(1, top, -torch.inf).amax(1))
     if features is not None:
         rows = features.to(logits.dtype)
         largest = rows.abs().amax(1, keepdim=True).clamp(min=tiny)  # squares keep their range
@@ -331,7 +332,8 @@ class _Fit:
 
         def read(rows: Batch) -> tuple[Tensor, Tensor]:
             logits, features = stored_logits(rows), features_of(rows) if reads else None
-            return terms_of(self.names, features, logits), predicted(logits)
+            top = predicted(logits)
+            return terms_of(self.names, features, logits, top[:, None]), top
 
         for batch in problem.data:
             seen = batch if reads else unchecked(batch.logits, batch.labels)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from featcal.report.scores import Scores
 
 FEW = "†"  # at an interval that rests on few wrong rows
-WIDE = "‡"  # at one that holds the truth more often than it says
+WIDE = "‡"  # over those that may hold the truth more often than they say
 
 
 def inert(text: str) -> str:
@@ -171,7 +171,7 @@ class Cell:
         """[4.31, 5.07], or nothing."""
         low, high = self.interval.low, self.interval.high
         number = self.column.number
-        sign = FEW * self.few_wrong + WIDE * self.column.wide
+        sign = FEW * self.few_wrong
         return "" if math.isnan(low) else f"[{number(low)}, {number(high)}]{sign}"
 
     @property
@@ -205,12 +205,16 @@ class Block:
     lines: tuple[Line, ...]
 
     @property
+    def marked(self) -> list[str]:
+        """The headings, with a sign over intervals that may be longer than they need be."""
+        cells = zip(self.headings, self.lines[0].cells, strict=True)
+        return [text + WIDE * (cell.column.wide and bool(cell.range)) for text, cell in cells]
+
+    @property
     def units(self) -> list[str]:
-        """The headings with the units of the numbers below them."""
-        if self.title:
-            unit = " %" if self.lines[0].cells[0].column.percent else ""
-            return [heading + unit for heading in self.headings]
-        return [cell.column.unit for cell in self.lines[0].cells]
+        """The same with the units of the numbers below them."""
+        cells = zip(self.marked, self.lines[0].cells, strict=True)
+        return [f"{text} %" if cell.column.percent else text for text, cell in cells]
 
 
 def comparison_block(comparison: Comparison, columns: Sequence[Column]) -> Block:
@@ -344,8 +348,7 @@ def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
     def text(cell: Cell) -> str:
         number = f"\\textbf{{{cell.number}}}" if cell.best else cell.number
         arrows = {"down": "$\\downarrow$", "up": "$\\uparrow$"}
-        around = cell.range.replace(FEW, "$\\dagger$").replace(WIDE, "$\\ddagger$")
-        small = " ".join(filter(None, [around, finding_text(cell, arrows)]))
+        small = " ".join(filter(None, [escaped(cell.range), finding_text(cell, arrows)]))
         return f"{number} {{\\scriptsize {small}}}" if small else number
 
     parts = []
@@ -368,7 +371,7 @@ _LATEX = {
     **{mark: f"\\{mark}" for mark in "&%$#_{}"},
     **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
     **{"|": "\\textbar{}", "<": "\\textless{}", ">": "\\textgreater{}", '"': "\\textquotedbl{}"},
-    "'": "\\textquotesingle{}",
+    **{"'": "\\textquotesingle{}", FEW: "$\\dagger$", WIDE: "$\\ddagger$"},
 }
 
 
@@ -441,10 +444,10 @@ def notes(comparison: Comparison, blocks: Sequence[Block] | None = None) -> list
             f"{FEW} Fewer than {FEW_WRONG} rows are wrong: what errors that were not seen "
             "would cost is a guess, and so is the length of the interval."
         )
-    cells = (cell for block in blocks or () for line in block.lines for cell in line.cells)
-    if any(cell.column.wide for cell in cells):
+    shown = blocks or [comparison_block(comparison, columns())]
+    if any(WIDE in heading for block in shown for heading in block.marked):
         found.append(
-            f"{WIDE} Longer than it need be: simulated ones hold the truth in more than 98 %."
+            f"{WIDE} May be longer than it need be: simulated ones hold the truth in more than 95 %."
         )
     if any(other is not None for other in comparison.against):
         found.append(
