@@ -447,7 +447,7 @@ def notes(comparison: Comparison, blocks: Sequence[Block] | None = None) -> list
     shown = blocks or [comparison_block(comparison, columns())]
     if any(WIDE in heading for block in shown for heading in block.marked):
         found.append(
-            f"{WIDE} May be longer than it need be: simulated ones hold the truth in more than 95 %."
+            f"{WIDE} Rather too long than too short: simulated ones hold the truth in over 95 %."
         )
     if any(other is not None for other in comparison.against):
         found.append(
