@@ -583,6 +583,7 @@ def settle(
     always: bool = False,
     criterion: Loss | None = None,
     left_out: float | None = None,
+    loss_after: float | None = None,
 ) -> StepReport:
     """Measures a step as it was just fitted; one that does not lower the loss is reset.
 
@@ -600,12 +601,13 @@ def settle(
         always: keep the values whatever they do, as published forms demand.
         criterion: what has to fall instead of the loss.
         left_out: the loss on rows left out of the fit, where the method knows it.
+        loss_after: the loss with the step, where the method knows it.
     """
     before, data = problem.loss_before(), problem.data
     logits_of: Callable[[Batch], Tensor] = partial(calibrated, step)
     if step.needs_features:
         data, logits_of = after(problem, step).data, stored_logits
-    now = measure(data, problem.loss, logits_of=logits_of)[0]
+    now = measure(data, problem.loss, logits_of=logits_of)[0] if loss_after is None else loss_after
     details = {} if details is None else details
     falls, by, old = now < before, problem.loss, before
     if criterion is not None and criterion is not problem.loss:

@@ -17,7 +17,7 @@ decided by leave-one-out, which one Newton step back from the fit gives for ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
@@ -39,7 +39,7 @@ from featcal.core.batch import (
 )
 from featcal.core.calibrator import Calibrator, keep_prediction
 from featcal.core.checks import InputError
-from featcal.core.fit import Problem, StepReport, nll, settle
+from featcal.core.fit import Problem, StepReport, measure, nll, settle
 from featcal.core.progress import calm
 from featcal.core.sample import fold_of
 from featcal.core.scalar import LN2, Tempered, temper
@@ -57,7 +57,8 @@ FOLDS = 5  # of samples, where these have several rows
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
 LOGITS = 2**21  # of theirs, at most
 HASHED = 64  # logits of a row, by which it is chosen
-STEPS, ENOUGH = 30, 1e-6  # of Newton's method; a step that promises less nats per row is the last
+STEPS = 30  # of Newton's method; the last is one that promises less nats per row than
+ENOUGH, ROUGHLY = 1e-6, 1e-4  # and what is left is about the square of it
 HIGHEST = 20.0  # of 1/T over the common one, and its inverse: nothing that was fitted comes near
 
 WORDS = {
@@ -126,8 +127,13 @@ class SampleTemperature(Calibrator):
         centre, reach, weights = (v.to(dtype) for v in (self.centre, self.reach, self.weights))
         top = logits.argmax(1, keepdim=True)
         moved = (terms_of(names, features, logits, top) - centre).clamp(-reach, reach) @ weights
-        moved = (moved + self.offsets.to(dtype)[top[:, 0]]).exp().clamp(1 / HIGHEST, HIGHEST)
-        scaled = logits * (moved / self.temperature.to(dtype))[:, None]
+        return self.scaled(logits, top, moved + self.offsets.to(dtype)[top[:, 0]])
+
+    def scaled(self, logits: Tensor, top: Tensor, moved: Tensor) -> Tensor:
+        """Each row over its own temperature, by how far log 1/T is moved, with the top lifted."""
+        dtype = logits.dtype
+        factor = moved.to(dtype).exp().clamp(1 / HIGHEST, HIGHEST) / self.temperature.to(dtype)
+        scaled = logits * factor[:, None]
         lifted = scaled.scatter(1, top, scaled.gather(1, top) + self.boost.to(dtype))
         return keep_prediction(lifted, logits, top)
 
@@ -172,7 +178,8 @@ class SampleTemperature(Calibrator):
             f"T = {float(self.temperature):.4g} on average; rows "
             f"{more if effect[strongest] < 0 else less} were the most overconfident"
         )
-        return [settle(self, problem, values, message, settled, details=details)]
+        now = fit.loss_of(self)
+        return [settle(self, problem, values, message, settled, details=details, loss_after=now)]
 
 
 def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor, top: Tensor) -> Tensor:
@@ -398,7 +405,7 @@ class _Fit:
         self.starts: dict[float, Tensor] = {}
         found: dict[float, list[Tensor]] = {}
         for strength in STRENGTHS:
-            start, system, _ = self.newton(lambda: kept, count, strength, start)
+            start, system, _ = self.newton(lambda: kept, count, strength, start, ROUGHLY)
             self.starts[strength] = start
             found[strength] = (
                 self.samples_left_out(kept, start, strength, count)
@@ -418,6 +425,21 @@ class _Fit:
         every, rows = partial(self.rows, sampled=False), self.problem.facts.rows
         at, _, settled = self.newton(every, rows, strength, self.starts[strength])
         return at, settled
+
+    def loss_of(self, fitted: SampleTemperature) -> float:
+        """The loss on all rows, whose statistics need not be taken again."""
+
+        def known() -> Iterator[Batch]:
+            for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
+                moved = terms[:, 1:] @ fitted.weights.to(terms) + fitted.offsets.to(terms)[top]
+                both = torch.stack([moved, top.to(moved)], 1)
+                yield unchecked(batch.logits, batch.labels, both, batch.groups)
+
+        def logits_of(rows: Batch) -> Tensor:
+            moved, top = features_of(rows).unbind(1)
+            return fitted.scaled(stored_logits(rows), top.long()[:, None], moved)
+
+        return measure(known(), self.problem.loss, logits_of=logits_of)[0]
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
         """The curves of rows at a point, (6, n)."""
@@ -446,7 +468,12 @@ class _Fit:
         return dist.total(total) / rows
 
     def newton(
-        self, data: Callable[[], Iterable[Rows]], rows: int, strength: float, at: Tensor
+        self,
+        data: Callable[[], Iterable[Rows]],
+        rows: int,
+        strength: float,
+        at: Tensor,
+        enough: float = ENOUGH,
     ) -> tuple[Tensor, System, bool]:
         """The minimum from a start, the system there, and whether the search settled.
 
@@ -458,7 +485,7 @@ class _Fit:
             step = system.step()
             step = step / max(1.0, float(step.abs().max()))  # the quadratic holds no further
             promised = -float(system.slope @ step)
-            if promised < ENOUGH:  # the next one would promise about the square of it
+            if promised < enough:
                 return at + step, system, True
             for length in (1.0, 0.5, 0.25, 0.1, 0.03, 0.01):
                 there = at + length * step
@@ -495,14 +522,10 @@ class _Fit:
 
         Without a system: of one T for all rows.
         """
-        bend = torch.zeros((), dtype=torch.float64)
-        if system is None:
-            for part in data:
-                bend += self.at(part, at)[3].sum().cpu()
-            bend = dist.total(bend)
-        found = []
-        for part in data:
-            value, in_u, in_b, uu, ub, bb = self.at(part, at)
+        found, seen = [], [self.at(part, at) for part in data]
+        here = sum((curves[3].sum().cpu() for curves in seen), torch.zeros((), dtype=torch.float64))
+        bend = dist.total(here)
+        for part, (value, in_u, in_b, uu, ub, bb) in zip(data, seen, strict=True):
             if system is None:
                 own = torch.full_like(uu, 1 / float(bend))
                 cross = other = torch.zeros_like(uu)
