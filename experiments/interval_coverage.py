@@ -171,11 +171,16 @@ def measured(job):
     return what, {**found, what: globals()[what](cell, sets, resamples)}
 
 
+def points(sets):
+    """Two standard errors of a share near 95 % among so many sets, in percent."""
+    return 200 * math.sqrt(0.0475 / sets)
+
+
 def table(results):
     """The part of docs/trust.md, from the result file alone."""
     about = results["setting"]
     many, tried = (about["sets"][what] for what in ("coverage", "marks"))
-    rows, points = " ".join(map(str, about["rows"])), 200 * math.sqrt(0.0475 / many)
+    rows = " ".join(map(str, about["rows"]))
     lines = [
         f"`python experiments/interval_coverage.py --rows {rows} --sets {many} {tried} --write`",
         "",
@@ -184,10 +189,10 @@ def table(results):
         f"{len(CLASSES) * len(ACCURACIES)} settings ({min(CLASSES)} to {max(CLASSES)} classes, "
         f"{100 * min(ACCURACIES):g} to {100 * max(ACCURACIES):g} % right; all of them are in "
         "`results/interval-coverage.json`). Between 93 and 97 is as it should be; "
-        f"{many:,} sets tell a share to {points:.1f} points. † marks settings in which fewer than "
-        "ten rows are wrong on average, and ‡ kinds of which some intervals are longer than they "
-        "need be: as `featcal compare` marks both. A calibrated model has no calibration error, "
-        "and 97.5 would be right there.",
+        f"{many:,} sets tell a share to {points(many):.1f} points. † marks settings in which fewer "
+        "than ten rows are wrong on average, and ‡ kinds of which some intervals are longer than "
+        "they need be: as `featcal compare` marks both. A calibrated model has no calibration "
+        "error, and 97.5 would be right there.",
         "",
         f"| rows | {' | '.join(f'`{name}`' + '‡' * COLUMNS[name].wide for name in METRICS)} |",
         "|---:|" + "---:|" * len(METRICS),

@@ -315,6 +315,7 @@ def test_the_table_of_coverage_is_that_of_its_result_file(imported):
     results = json.loads(module.RESULTS.read_text())
     shown = module.DOCS.read_text().split(module.START)[1].split(module.END)[0].strip()
     assert shown == module.table(results)
+    error = module.points(results["setting"]["sets"]["coverage"]) / 100
     for name in module.METRICS:
         shares = [
             share
@@ -322,8 +323,9 @@ def test_the_table_of_coverage_is_that_of_its_result_file(imported):
             if not module.few_wrong(one)  # which tables mark
             for share in one["coverage"][name]
         ]
-        assert min(shares) >= 0.93, name
-        assert COLUMNS[name].wide is (max(shares) > 0.97), name  # tables mark its intervals
+        assert min(shares) >= 0.93 - error, name
+        marked = COLUMNS[name].wide
+        assert max(shares) > 0.97 if marked else max(shares) <= 0.97 + error, name
         false = [one["marks"]["metrics"][name] for one in results["marks"]]
         assert sum(one["better"] + one["worse"] for one in false) / len(false) <= 0.05, name
 
