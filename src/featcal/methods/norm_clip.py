@@ -85,6 +85,8 @@ class NormClip(Calibrator):
             best, settled = (Point(0.0, before), True) if silent else search(problem, score, every)
         if not best.score < before - GAIN:
             why = f"no-op: no threshold improves {problem.loss.name}, so no row is changed"
+            if problem.then is None:  # the loss as all else measures it: nothing was changed
+                before = problem.loss_before()
             return [StepReport(self.name, {"threshold": math.inf}, True, before, before, True, why)]
         c = math.exp(best.at)
         self.assign(threshold=c)
