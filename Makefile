@@ -4,7 +4,6 @@
 #   make cover   the tests again, with the share of branches they reach (at least 95 %)
 #   make lint    ruff, mypy and import-linter alone
 #   make docs    this documentation as a site in build/docs, warnings as errors
-#   make ray     the tests of the Ray bridge, on a cluster of this machine (installs ray, 80 MB)
 #   make bench   our fits beside the published search and other libraries (installs them), memory, growth, the report, several
 #                processes: writes results/bench-*.json and the tables of docs/benchmarks.md (half an hour on an idle machine)
 #   make figures the README's numbers and pictures, from the demo pack
@@ -37,7 +36,7 @@ PIP := $(BIN)/pip --disable-pip-version-check install --quiet --no-compile -c co
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test cover lint docs ray bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
+.PHONY: demo test cover lint docs bench figures examples reproduce study published merge grid shift coverage mutants fuzz kills advice clean
 
 demo: $(VENV)/.demo
 	$(BIN)/featcal demo
@@ -57,9 +56,6 @@ lint: $(VENV)/.dev
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo build/docs/index.html
-
-ray: $(VENV)/.ray
-	$(BIN)/python -m pytest -q tests/bridges/test_ray.py
 
 bench: $(BENCH)/.peers
 	$(BENCH)/bin/python bench/cpu.py
@@ -139,10 +135,6 @@ $(VENV)/.dev: $(VENV)/.venv pyproject.toml constraints.txt
 
 $(VENV)/.docs: $(VENV)/.demo
 	$(PIP) --no-build-isolation -e '.[docs,sklearn]'
-	touch $@
-
-$(VENV)/.ray: $(VENV)/.dev
-	$(PIP) --no-build-isolation -e '.[ray]'
 	touch $@
 
 $(VENV)/.examples: $(VENV)/.venv pyproject.toml constraints.txt

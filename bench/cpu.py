@@ -105,6 +105,16 @@ def featcal_temperature(logits, labels):
     return lambda: float(parse("temperature").fit(batch).temperature)
 
 
+def one_loss(logits, labels):
+    """No fit: what a single look at the loss costs in PyTorch."""
+
+    def run():
+        F.cross_entropy(logits, labels)
+        return math.nan
+
+    return run
+
+
 def sklearn_temperature(logits, labels):
     from sklearn.calibration import _TemperatureScaling
 
@@ -255,6 +265,7 @@ JOBS = {
         "size": "1000",
         "who": {
             "featcal": ("featcal", "logits", featcal_temperature),
+            "F.cross_entropy, once": ("torch", "logits", one_loss),
             "scikit-learn": ("scikit-learn", "logits", sklearn_temperature),
             "probmetrics": ("probmetrics", "logits", probmetrics_temperature),
             "netcal": ("netcal", "probs, float64", netcal_temperature),
@@ -342,7 +353,9 @@ def beside(job, rounds, scale):
         times = STEPS / len(TIMED_STEPS) if name == "published search" else 1
         case |= {"value": value, "seconds": took * times, "cpu_seconds": used * times}
         case |= {"units": case["seconds"] / seconds, "cpu_units": case["cpu_seconds"] / cores}
-        if nll is not None:
+        if math.isnan(value):
+            del case["value"]
+        elif nll is not None:
             case["excess"] = nll(value) - nll(best)
         case["peak"] = peak_of(job, name, scale)
         cases.append(case)

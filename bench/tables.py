@@ -48,7 +48,8 @@ def cpu(body):
                 rows.append((what, name, case["input"], case["error"].partition(":")[0], *[""] * 4))
                 continue
             ours = case if case["name"] == "featcal" else ours
-            answer = f"{case['value']:.5g}" if name != "published search" else ""
+            told = "value" in case and name != "published search"
+            answer = f"{case['value']:.5g}" if told else ""
             if "excess" in case:
                 answer += f" (NLL + {max(case['excess'], 0):.0e})"
             units = f"{case['units']:,.3g} {job['unit']}s".replace("e+03", "e3")

@@ -8,7 +8,7 @@ from featcal import InputError, demo_pack, load, parse, save
 from featcal.bridges.ray import Rows
 from featcal.report import evaluate
 
-ray = pytest.importorskip("ray.data", reason="ray is not installed: make ray", exc_type=ImportError)
+ray = pytest.importorskip("ray.data", exc_type=ImportError)
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 

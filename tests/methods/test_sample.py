@@ -73,8 +73,9 @@ def test_the_curves_are_those_of_autograd(world):
         (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
         bend = [torch.autograd.grad(s.sum(), at, retain_graph=True)[0] for s in slope.unbind(1)]
         expected = [value, *slope.unbind(1), bend[0][:, 0], bend[0][:, 1], bend[1][:, 1]]
-        rows = Rows(logits, labels, top, torch.ones(50, 1), torch.arange(50), torch.zeros(50))
-        found = curves(rows, torch.full((50,), math.exp(u), dtype=torch.float64), b)
+        second, own, ones = logits.sort(1).values[:, -2], torch.arange(50), torch.ones(50)
+        rows = Rows(logits, labels, top, second, ones[:, None], own, ones)
+        found = curves(rows, ones.double() * math.exp(u), ones.double() * b)
         torch.testing.assert_close(found, torch.stack(expected).detach(), rtol=1e-9, atol=1e-12)
 
 
@@ -126,7 +127,7 @@ def test_the_error_of_a_gain_is_that_over_samples():
     now = before - 0.1 - 0.3 * draw.normal(size=40)[group]
     parts = [np.flatnonzero(group < 25), np.flatnonzero(group >= 25)]
     rows = [
-        Rows(*[torch.zeros(1)] * 4, torch.tensor(group[part]), torch.zeros(1)) for part in parts
+        Rows(*[torch.zeros(1)] * 5, torch.tensor(group[part]), torch.zeros(1)) for part in parts
     ]
     split = ([torch.tensor(values[part]) for part in parts] for values in (before, now))
     gain, error = paired(rows, *split)
@@ -183,6 +184,19 @@ def test_where_one_temperature_is_true_it_loses_next_to_nothing():
         with torch.no_grad():
             losses.append(float(F.cross_entropy(method(test[0], lambda rows: rows), test[1])))
     assert losses[1] < losses[0] + 0.002
+
+
+@pytest.mark.parametrize("boost", [None, -3.0])  # -3 would cost most rows their prediction
+def test_the_loss_it_reports_is_that_of_its_logits(world, boost):
+    fit = the_fit(world)
+    found = SampleTemperature().fit(Batch(world.logits, world.labels, world.features), world.head)
+    if boost is not None:
+        found.assign(boost=boost)
+    with torch.no_grad():
+        own = F.cross_entropy(found(world.features.double(), world.head.double()), world.labels)
+    world.head.float()
+    assert fit.loss_of(found) == pytest.approx(float(own), abs=2e-6)
+    assert boost is not None or found.report.loss_after == pytest.approx(float(own), abs=2e-6)
 
 
 def test_it_reads_logits_alone_where_there_are_no_features(world, fitted):

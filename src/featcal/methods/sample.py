@@ -17,7 +17,7 @@ decided by leave-one-out, which one Newton step back from the fit gives for ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, final
@@ -39,8 +39,8 @@ from featcal.core.batch import (
 )
 from featcal.core.calibrator import Calibrator, keep_prediction
 from featcal.core.checks import InputError
-from featcal.core.fit import Problem, StepReport, measure, nll, settle
-from featcal.core.progress import calm
+from featcal.core.fit import Problem, StepReport, nll, settle
+from featcal.core.progress import calm, spread
 from featcal.core.sample import fold_of
 from featcal.core.scalar import LN2, Tempered, temper
 from featcal.heads.head import head_logits
@@ -58,7 +58,7 @@ SAMPLE = 2**12  # rows, about, on which the strength is chosen
 LOGITS = 2**21  # of theirs, at most
 HASHED = 64  # logits of a row, by which it is chosen
 STEPS = 30  # of Newton's method; the last is one that promises less nats per row than
-ENOUGH, ROUGHLY = 1e-6, 1e-4  # and what is left is about the square of it
+ENOUGH, ROUGHLY = 3e-5, 1e-4  # and what is left is about the square of it
 HIGHEST = 20.0  # of 1/T over the common one, and its inverse: nothing that was fitted comes near
 
 WORDS = {
@@ -182,15 +182,28 @@ class SampleTemperature(Calibrator):
         return [settle(self, problem, values, message, settled, details=details, loss_after=now)]
 
 
-def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor, top: Tensor) -> Tensor:
+def next_to(logits: Tensor, top: Tensor) -> Tensor:
+    """The largest logit but for the top one, (n,)."""
+    return logits.scatter(1, top, -torch.inf).amax(1)
+
+
+def terms_of(
+    names: Sequence[str],
+    features: Tensor | None,
+    logits: Tensor,
+    top: Tensor,
+    second: Tensor | None = None,
+) -> Tensor:
     """The logarithms of the statistics, (n, t), in the logits' precision; `top` is (n, 1)."""
     tiny = torch.finfo(logits.dtype).tiny
-    away = logits - logits.mean(1, keepdim=True)
-    first = away.gather(1, top)
+    first = logits.gather(1, top)
+    below = logits - first
+    away = below - below.mean(1, keepdim=True)
     found = {"spread": 0.5 * away.square().mean(1).clamp(min=tiny).log()}
-    below = away - first
-    found["energy"] = (first[:, 0] + (below / LN2).exp2().sum(1).log()).log()
-    found["gap"] = torch.log1p(-below.scatter(1, top, -torch.inf).amax(1))
+    total = (below / LN2).exp2().sum(1)
+    found["energy"] = (total.log() - below.mean(1)).log()
+    second = next_to(logits, top) if second is None else second
+    found["gap"] = torch.log1p(first[:, 0] - second)
     if features is not None:
         rows = features.to(logits.dtype)
         largest = rows.abs().amax(1, keepdim=True).clamp(min=tiny)  # squares keep their range
@@ -209,6 +222,7 @@ class Rows:
         logits: (n, k), not yet divided by any temperature.
         labels: (n,).
         top: the predicted class, (n,).
+        second: the largest logit of the others, (n,).
         terms: ones, then the centred terms, (n, 1 + t) float64.
         group: the row's sample, (n,), where samples have several rows; else the row itself.
         fold: of the row's sample, (n,), where samples have several rows; else 0.
@@ -217,12 +231,13 @@ class Rows:
     logits: Tensor
     labels: Tensor
     top: Tensor
+    second: Tensor
     terms: Tensor
     group: Tensor
     fold: Tensor
 
 
-def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) -> Tensor:
+def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -> Tensor:
     """Each row's NLL in u = log 1/T and in b: value, slopes and second derivatives, (6, n) float64.
 
     With A the log-sum-exp of the other logits over T, the predicted class has log odds
@@ -232,30 +247,32 @@ def curves(rows: Rows, inverse: Tensor, boost: float, smoothing: float = 0.0) ->
     """
     block = max(BLOCK // rows.logits.shape[1], 1)
     if len(inverse) > block and rows.logits.is_cpu:
-        found = inverse.new_empty(6, len(inverse))
-        for start in range(0, len(inverse), block):
-            part = slice(start, start + block)
-            cut = Rows(*(getattr(rows, key)[part] for key in vars(rows)))
-            found[:, part] = curves(cut, inverse[part], boost, smoothing)
-        return found
+
+        def of(part: slice) -> Tensor:
+            cut = Rows(*(values[part] for values in vars(rows).values()))
+            return curves(cut, inverse[part], boost[part], smoothing)
+
+        parts = [slice(start, start + block) for start in range(0, len(inverse), block)]
+        return torch.cat(spread(of, parts), 1)
     top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
-    others = rows.logits - rows.logits.gather(1, top)  # below the top, (n, k) <= 0
-    true = others.gather(1, rows.labels[:, None])[:, 0].double()
+    first, second = rows.logits.gather(1, top), rows.second[:, None]
+    true = (rows.logits.gather(1, rows.labels[:, None]) - first)[:, 0].double()
     wrong = (rows.top != rows.labels).double()
     if smoothing:  # `true` becomes the mean over labels that are not the top, `wrong` their share
-        below, each = others.double().sum(1), smoothing / others.shape[1]
-        both = (1 - smoothing) * wrong + each * (others.shape[1] - 1)
+        classes = rows.logits.shape[1]
+        below, each = (rows.logits - first).double().sum(1), smoothing / classes
+        both = (1 - smoothing) * wrong + each * (classes - 1)
         true = ((1 - smoothing) * wrong * true + each * below) / both
         wrong = both
-    others.scatter_(1, top, -torch.inf)
-    nearest = others.amax(1, keepdim=True)
-    weight = ((others - nearest) * (scale / LN2)).exp2_()
-    others.scatter_(1, top, 0.0)
+    others = rows.logits - second  # (n, k) <= 0, but for the top
+    others.mul_(scale / LN2).scatter_(1, top, 0.0)
+    weight = others.exp2().scatter_(1, top, 0.0)
     total = weight.sum(1)
-    mean = torch.linalg.vecdot(weight, others) / total
-    variance = torch.linalg.vecdot(weight, others.square_()) / total - mean.square()
-    mean, variance = mean.double(), variance.double().clamp(min=0)
-    share = total.double().log() + inverse * nearest[:, 0].double()  # A, below the top
+    mean = weight.mul_(others).sum(1) / total
+    variance = weight.mul_(others).sum(1) / total - mean.square()
+    unit, nearest = LN2 / inverse, (second - first)[:, 0].double()  # from here on below the top
+    mean, variance = mean.double() * unit + nearest, variance.double().clamp(min=0) * unit.square()
+    share = total.double().log() + inverse * nearest  # A
     odds = boost - share
     sure = odds.sigmoid()
     slope = sure - 1 + wrong  # in d
@@ -333,21 +350,24 @@ class _Fit:
         self.inverse = float(common.inverse[0])
         self.terms: list[Tensor] = []
         self.tops: list[Tensor] = []
+        self.seconds: list[Tensor] = []
         sums = torch.zeros(2, len(self.names), dtype=torch.float64)
         wrong = torch.zeros(1, dtype=torch.float64)
         reads = bool(set(self.names) & set(OF_FEATURES))
 
-        def read(rows: Batch) -> tuple[Tensor, Tensor]:
+        def read(rows: Batch) -> tuple[Tensor, Tensor, Tensor]:
             logits, features = stored_logits(rows), features_of(rows) if reads else None
             top = predicted(logits)
-            return terms_of(self.names, features, logits, top[:, None]), top
+            second = next_to(logits, top[:, None])
+            return terms_of(self.names, features, logits, top[:, None], second), top, second
 
         for batch in problem.data:
             seen = batch if reads else unchecked(batch.logits, batch.labels)
-            found, tops = zip(*map(read, blocks(seen)), strict=True)
+            found, tops, seconds = zip(*spread(read, blocks(seen)), strict=True)
             terms = torch.cat(found).double()
             self.terms.append(terms)
             self.tops.append(torch.cat(tops))
+            self.seconds.append(torch.cat(seconds))
             sums += torch.stack([terms.sum(0), terms.square().sum(0)]).cpu()
             wrong += (self.tops[-1] != batch.labels).sum().cpu()
         mean, square = dist.total(sums) / facts.rows
@@ -371,12 +391,13 @@ class _Fit:
         """All rows of this process, or about SAMPLE of all processes', chosen by content."""
         facts = self.problem.facts
         groups = max(1, round(facts.rows / min(SAMPLE, LOGITS // facts.classes)))
-        for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
+        known = zip(self.problem.data, self.tops, self.seconds, self.terms, strict=True)
+        for batch, top, second, terms in known:
             own, none = torch.arange(len(top), device=top.device), torch.zeros_like(batch.labels)
             group, fold = (
                 (own, none) if batch.groups is None else (batch.groups, fold_of(batch, FOLDS))
             )
-            rows = Rows(stored_logits(batch), batch.labels, top, terms, group, fold)
+            rows = Rows(stored_logits(batch), batch.labels, top, second, terms, group, fold)
             if sampled and groups > 1:
                 some = unchecked(rows.logits[:, :HASHED], batch.labels)
                 chosen = fold_of(some, groups) == 0
@@ -427,25 +448,23 @@ class _Fit:
         return at, settled
 
     def loss_of(self, fitted: SampleTemperature) -> float:
-        """The loss on all rows, whose statistics need not be taken again."""
-
-        def known() -> Iterator[Batch]:
-            for batch, top, terms in zip(self.problem.data, self.tops, self.terms, strict=True):
-                moved = terms[:, 1:] @ fitted.weights.to(terms) + fitted.offsets.to(terms)[top]
-                both = torch.stack([moved, top.to(moved)], 1)
-                yield unchecked(batch.logits, batch.labels, both, batch.groups)
-
-        def logits_of(rows: Batch) -> Tensor:
-            moved, top = features_of(rows).unbind(1)
-            return fitted.scaled(stored_logits(rows), top.long()[:, None], moved)
-
-        return measure(known(), self.problem.loss, logits_of=logits_of)[0]
+        """The loss on all rows with what was fitted, which keeps every prediction."""
+        value = torch.zeros((), dtype=torch.float64)
+        for rows in self.rows(sampled=False):
+            weights, offsets = fitted.weights.to(rows.terms), fitted.offsets.to(rows.terms)
+            log = rows.terms[:, 1:] @ weights + offsets[rows.top]
+            inverse = log.exp().clamp(1 / HIGHEST, HIGHEST) / fitted.temperature.to(log)
+            ahead = rows.second - rows.logits.gather(1, rows.top[:, None])[:, 0]
+            boost = torch.maximum(fitted.boost.to(log), inverse * ahead.double())
+            smoothing = self.problem.loss.smoothing
+            value += curves(rows, inverse, boost, smoothing)[0].sum().cpu()
+        return float(dist.total(value)) / self.problem.facts.rows
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
         """The curves of rows at a point, (6, n)."""
         here = (at + self.expected).to(rows.terms)
         log = rows.terms @ here[: self.dense - 1] + here[self.dense :][rows.top]
-        boost, smoothing = float(here[self.dense - 1]), self.problem.loss.smoothing
+        boost, smoothing = here[self.dense - 1].expand_as(log), self.problem.loss.smoothing
         return curves(rows, self.inverse * log.exp(), boost, smoothing)
 
     def sums(self, data: Iterable[Rows], at: Tensor, rows: int) -> Tensor:
