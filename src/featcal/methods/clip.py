@@ -67,7 +67,7 @@ CHEAP = 2**22  # or n d k so small that looking everywhere costs less than think
 JOINT = 64  # thresholds where later steps are refitted for each
 
 # All other data: a scan of a sample, a walk on all rows, a window around its end.
-MANY = 2**24  # logits from which on a GPU does without the window
+MANY = 2**24  # logits beyond which NLL(c) is so smooth that a walk needs no window after it
 SHARE, MOST = 0.16, 4096  # of the rows in the sample; more rows tell a scan nothing new
 FEW_PARTS = 8  # of the sample, one from each chunk: more are joined, for the sake of their products
 POINTS = 8  # of the scan across all thresholds
@@ -436,14 +436,12 @@ class Search:
         facts, head = problem.facts, problem.head
         self.problem, self.criterion, self.guard = problem, criterion, guard
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
-        # Paths hold two logits per row and class, 36 bytes for each activation on the way, which
-        # are a tenth of them or two, and a copy of the head. On a GPU its many small steps cost
-        # more than a few products, and NLL(c) of many rows is smooth.
+        # Paths hold two logits per row and class, 36 bytes for each activation on the way, about
+        # one in twenty, and a copy of the head. With later steps there is more to find.
         each, copy = 8 * facts.classes + 2 * facts.width, 4 * facts.classes * facts.width
         fits = facts.rows * each + copy <= memory.keep_bytes()
         many = facts.rows * facts.classes > MANY and problem.then is None
-        slow = many and facts.device.type == "cuda"
-        self.window = self.layer is not None and fits and not slow
+        self.window = self.layer is not None and fits and not many
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
         self.seen = self.trials.seen
@@ -619,12 +617,9 @@ class Search:
             where later steps are refitted for each, those along the path of a linear head. Of any
             other head: infinity, and what it says of thresholds that touch few rows.
         """
+        # Without the raw logits at hand every row would be recomputed.
         if not kept_everywhere(self.problem):
-            return (
-                math.inf,
-                [],
-                None,
-            )  # without the raw logits at hand every row would be recomputed
+            return math.inf, [], None
         peaks = dist.total(size_counts(self.trials.peaks))
         shares = 0.5 ** np.arange(3, math.log2(self.problem.facts.rows) + 1, 2)
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
