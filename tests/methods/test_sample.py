@@ -12,7 +12,6 @@ from scipy.optimize import minimize
 from featcal import Batch, InputError, Temperature
 from featcal.core.batch import Through, stored_logits
 from featcal.core.fit import Facts, Problem, brier, nll
-from featcal.core.scalar import temper
 from featcal.methods.sample import (
     RIDGE,
     SIZE,
@@ -44,7 +43,7 @@ def the_fit(world, rows=slice(None), terms=None):
     data = Through([batch], stored_logits)
     facts = Facts(len(batch), 4, 12, torch.device("cpu"))
     problem = Problem([batch], data, world.head, nll, facts)
-    return _Fit(SampleTemperature(terms=terms), problem, temper(data))
+    return _Fit(SampleTemperature(terms=terms), problem)
 
 
 def test_the_terms_are_what_their_names_say(world):
@@ -73,8 +72,8 @@ def test_the_curves_are_those_of_autograd(world):
         (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
         bend = [torch.autograd.grad(s.sum(), at, retain_graph=True)[0] for s in slope.unbind(1)]
         expected = [value, *slope.unbind(1), bend[0][:, 0], bend[0][:, 1], bend[1][:, 1]]
-        second, own, ones = logits.sort(1).values[:, -2], torch.arange(50), torch.ones(50)
-        rows = Rows(logits, labels, top, second, ones[:, None], own, ones)
+        below, own, ones = logits.sort(1).values.diff()[:, -1], torch.arange(50), torch.ones(50)
+        rows = Rows(logits, labels, top, -below, ones[:, None], own, ones)
         found = curves(rows, ones.double() * math.exp(u), ones.double() * b)
         torch.testing.assert_close(found, torch.stack(expected).detach(), rtol=1e-9, atol=1e-12)
 

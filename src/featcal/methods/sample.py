@@ -17,6 +17,7 @@ decided by leave-one-out, which one Newton step back from the fit gives for ever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,7 +43,7 @@ from featcal.core.checks import InputError
 from featcal.core.fit import Problem, StepReport, nll, settle
 from featcal.core.progress import calm, spread
 from featcal.core.sample import fold_of
-from featcal.core.scalar import LN2, Tempered, temper
+from featcal.core.scalar import LN2, temper
 from featcal.heads.head import head_logits
 
 RIDGE = {"a": 10.0, "b": 20.0, "c": 200.0}  # in nats over all rows, for a value of sqrt 2
@@ -56,6 +57,7 @@ REACH = 3.0  # standard deviations at which a term is cut off
 FOLDS = 5  # of samples, where these have several rows
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
 LOGITS = 2**21  # of theirs, at most
+PIECES = 8  # of a chunk, for the threads: a piece's sums are as large as those of all rows
 HASHED = 64  # logits of a row, by which it is chosen
 STEPS = 30  # of Newton's method; the last is one that promises less nats per row than
 ENOUGH, ROUGHLY = 3e-5, 1e-4  # and what is left is about the square of it
@@ -142,27 +144,17 @@ class SampleTemperature(Calibrator):
         self.reset()
         if problem.loss.base is not nll:
             raise InputError(f"sample is fitted by nll alone, not by {problem.loss.name}")
+        details: dict[str, Any] = {"strength": None, "loo": None, "loo_temperature": None}
         with calm(problem.facts.rows * problem.facts.classes):
-            common = temper(problem.data, problem.loss)
-            if common is None:
-                return [settle(self, problem, {}, "")]
-            self.assign(temperature=common.temperature)
-            values: dict[str, Any] = {"temperature": common.temperature}
-            message = f"T = {common.temperature:.4g} for all rows: "
-            details: dict[str, Any] = {"strength": None, "loo": None, "loo_temperature": None}
-            if common.capped.any():
-                message += "it stopped at its cap"
-                return [settle(self, problem, values, message, False, message, details)]
-            fit = _Fit(self, problem, common)
+            fit = _Fit(self, problem)
             best, share = fit.chosen(details)
             if share == 0:
-                message += "left out of the fit, rows do no better with their own"
-                return [settle(self, problem, values, message, details=details)]
+                return [self.one_for_all(problem, details)]
             at, settled = fit.whole(best)
             at = share * (at + fit.expected)
         size = len(fit.names)
         self.assign(
-            temperature=common.temperature / float(at[0].exp()),
+            temperature=1 / (fit.inverse * float(at[0].exp())),
             weights=at[1 : size + 1],
             centre=fit.centre,
             reach=fit.reach,
@@ -181,29 +173,33 @@ class SampleTemperature(Calibrator):
         now = fit.loss_of(self)
         return [settle(self, problem, values, message, settled, details=details, loss_after=now)]
 
+    def one_for_all(self, problem: Problem, details: dict[str, Any]) -> StepReport:
+        """One temperature, where rows do no better with their own."""
+        common = temper(problem.data, problem.loss)
+        if common is None:
+            return settle(self, problem, {}, "")
+        self.assign(temperature=common.temperature)
+        values, capped = {"temperature": common.temperature}, bool(common.capped.any())
+        why = "left out of the fit, rows do no better with their own"
+        message = f"T = {common.temperature:.4g} for all rows: "
+        message += "it stopped at its cap" if capped else why
+        return settle(self, problem, values, message, not capped, message * capped, details)
 
-def next_to(logits: Tensor, top: Tensor) -> Tensor:
-    """The largest logit but for the top one, (n,)."""
-    return logits.scatter(1, top, -torch.inf).amax(1)
 
+def statistics(features: Tensor | None, logits: Tensor, top: Tensor) -> dict[str, Tensor]:
+    """The terms by name, (n,) in the logits' precision, and how far the next lies `below` the top.
 
-def terms_of(
-    names: Sequence[str],
-    features: Tensor | None,
-    logits: Tensor,
-    top: Tensor,
-    second: Tensor | None = None,
-) -> Tensor:
-    """The logarithms of the statistics, (n, t), in the logits' precision; `top` is (n, 1)."""
-    tiny = torch.finfo(logits.dtype).tiny
-    first = logits.gather(1, top)
-    below = logits - first
-    away = below - below.mean(1, keepdim=True)
-    found = {"spread": 0.5 * away.square().mean(1).clamp(min=tiny).log()}
-    total = (below / LN2).exp2().sum(1)
-    found["energy"] = (total.log() - below.mean(1)).log()
-    second = next_to(logits, top) if second is None else second
-    found["gap"] = torch.log1p(first[:, 0] - second)
+    `top` is the predicted class, (n, 1). What is made of all logits is changed in its place.
+    """
+    tiny, classes = torch.finfo(logits.dtype).tiny, logits.shape[1]
+    away = logits - logits.gather(1, top)  # from the top, and later from the mean
+    mean = away.mean(1, keepdim=True)
+    share = (away / LN2).exp2_().sum(1).log()
+    found = {"energy": (share - mean[:, 0]).log()}
+    found["below"] = away.scatter_(1, top, -torch.inf).amax(1)
+    found["gap"] = torch.log1p(-found["below"])
+    size = torch.linalg.vector_norm(away.scatter_(1, top, 0.0).sub_(mean), dim=1)
+    found["spread"] = size.clamp(min=tiny**0.5).log() - 0.5 * math.log(classes)
     if features is not None:
         rows = features.to(logits.dtype)
         largest = rows.abs().amax(1, keepdim=True).clamp(min=tiny)  # squares keep their range
@@ -211,6 +207,12 @@ def terms_of(
         norm = rows.square().sum(1).clamp(min=tiny)
         found["norm"] = 0.5 * norm.log() + largest[:, 0].log()
         found["sparsity"] = rows.abs().sum(1).clamp(min=tiny).log() - 0.5 * norm.log()
+    return found
+
+
+def terms_of(names: Sequence[str], features: Tensor | None, logits: Tensor, top: Tensor) -> Tensor:
+    """The terms of some names, (n, t)."""
+    found = statistics(features, logits, top)
     return torch.stack([found[name] for name in names], 1)
 
 
@@ -222,7 +224,7 @@ class Rows:
         logits: (n, k), not yet divided by any temperature.
         labels: (n,).
         top: the predicted class, (n,).
-        second: the largest logit of the others, (n,).
+        below: how far the largest of the other logits lies below the top one, (n,) <= 0.
         terms: ones, then the centred terms, (n, 1 + t) float64.
         group: the row's sample, (n,), where samples have several rows; else the row itself.
         fold: of the row's sample, (n,), where samples have several rows; else 0.
@@ -231,10 +233,22 @@ class Rows:
     logits: Tensor
     labels: Tensor
     top: Tensor
-    second: Tensor
+    below: Tensor
     terms: Tensor
     group: Tensor
     fold: Tensor
+
+    def some(self, which: slice | Tensor) -> Rows:
+        """The chosen rows."""
+        return Rows(*(values[which] for values in vars(self).values()))
+
+    def cut(self, most: int | None = None) -> list[Rows]:
+        """Blocks that go through a sum at once; larger ones where there may be but so many."""
+        count, step = len(self.labels), max(BLOCK // self.logits.shape[1], 1)
+        step = step if most is None else max(step, math.ceil(count / most))
+        if count <= step or self.logits.is_cuda:
+            return [self]
+        return [self.some(slice(start, start + step)) for start in range(0, count, step)]
 
 
 def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -245,17 +259,13 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
     that of the label among the others comes to it. The order is value, u, b, uu, ub, bb. A share of
     the labels may be spread over all classes.
     """
-    block = max(BLOCK // rows.logits.shape[1], 1)
-    if len(inverse) > block and rows.logits.is_cpu:
-
-        def of(part: slice) -> Tensor:
-            cut = Rows(*(values[part] for values in vars(rows).values()))
-            return curves(cut, inverse[part], boost[part], smoothing)
-
-        parts = [slice(start, start + block) for start in range(0, len(inverse), block)]
-        return torch.cat(spread(of, parts), 1)
+    parts = rows.cut()
+    if len(parts) > 1:
+        sizes = [len(part.labels) for part in parts]
+        split = zip(parts, torch.split(inverse, sizes), torch.split(boost, sizes), strict=True)
+        return torch.cat([curves(*part, smoothing) for part in split], 1)
     top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
-    first, second = rows.logits.gather(1, top), rows.second[:, None]
+    first, nearest = rows.logits.gather(1, top), rows.below.double()
     true = (rows.logits.gather(1, rows.labels[:, None]) - first)[:, 0].double()
     wrong = (rows.top != rows.labels).double()
     if smoothing:  # `true` becomes the mean over labels that are not the top, `wrong` their share
@@ -264,13 +274,13 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
         both = (1 - smoothing) * wrong + each * (classes - 1)
         true = ((1 - smoothing) * wrong * true + each * below) / both
         wrong = both
-    others = rows.logits - second  # (n, k) <= 0, but for the top
+    others = rows.logits - (first + rows.below[:, None])  # (n, k) <= 0, but for the top
     others.mul_(scale / LN2).scatter_(1, top, 0.0)
     weight = others.exp2().scatter_(1, top, 0.0)
     total = weight.sum(1)
     mean = weight.mul_(others).sum(1) / total
     variance = weight.mul_(others).sum(1) / total - mean.square()
-    unit, nearest = LN2 / inverse, (second - first)[:, 0].double()  # from here on below the top
+    unit = LN2 / inverse  # from here on below the top
     mean, variance = mean.double() * unit + nearest, variance.double().clamp(min=0) * unit.square()
     share = total.double().log() + inverse * nearest  # A
     odds = boost - share
@@ -344,39 +354,23 @@ class System:
 class _Fit:
     """The rows of a problem, and what was fitted to them."""
 
-    def __init__(self, wanted: SampleTemperature, problem: Problem, common: Tempered) -> None:
+    def __init__(self, wanted: SampleTemperature, problem: Problem) -> None:
         self.problem, facts = problem, problem.facts
         self.names = wanted.names(with_features=problem.head is not None and facts.width > 0)
-        self.inverse = float(common.inverse[0])
         self.terms: list[Tensor] = []
         self.tops: list[Tensor] = []
-        self.seconds: list[Tensor] = []
-        sums = torch.zeros(2, len(self.names), dtype=torch.float64)
-        wrong = torch.zeros(1, dtype=torch.float64)
-        reads = bool(set(self.names) & set(OF_FEATURES))
-
-        def read(rows: Batch) -> tuple[Tensor, Tensor, Tensor]:
-            logits, features = stored_logits(rows), features_of(rows) if reads else None
-            top = predicted(logits)
-            second = next_to(logits, top[:, None])
-            return terms_of(self.names, features, logits, top[:, None], second), top, second
-
-        for batch in problem.data:
-            seen = batch if reads else unchecked(batch.logits, batch.labels)
-            found, tops, seconds = zip(*spread(read, blocks(seen)), strict=True)
-            terms = torch.cat(found).double()
-            self.terms.append(terms)
-            self.tops.append(torch.cat(tops))
-            self.seconds.append(torch.cat(seconds))
-            sums += torch.stack([terms.sum(0), terms.square().sum(0)]).cpu()
-            wrong += (self.tops[-1] != batch.labels).sum().cpu()
-        mean, square = dist.total(sums) / facts.rows
+        self.below: list[Tensor] = []
+        sums = torch.zeros(2 * len(self.names) + 1, dtype=torch.float64)
+        for read in map(self.read, problem.data):
+            sums += read
+        size = len(self.names)
+        mean, square, wrong = torch.split(dist.total(sums) / facts.rows, [size, size, 1])
         self.centre = mean
         self.reach = REACH * (square - mean.square()).clamp(min=0).sqrt()
         for place, terms in enumerate(self.terms):
             reach, centre = self.reach.to(terms), self.centre.to(terms)
             self.terms[place] = F.pad((terms - centre).clamp(-reach, reach), (1, 0), value=1.0)
-        held = max(1.0, ERRORS / max(float(dist.total(wrong)), 1.0))
+        held = max(1.0, ERRORS / max(float(wrong) * facts.rows, 1.0))
         self.dense, self.size = len(self.names) + 2, len(self.names) + 2 + facts.classes
         parts = ((len(self.names), "a"), (1, "b"), (facts.classes, "c"))
         ridge = [torch.full((count,), RIDGE[key]) for count, key in parts]
@@ -386,22 +380,46 @@ class _Fit:
         sizes = [place for place, name in enumerate(self.names, start=1) if name in SIZES]
         self.expected[sizes] = SIZE / max(len(sizes), 1)
         self.expected[self.dense - 1] = TOP
+        self.kept = list(self.rows(sampled=True))
+        asked = [unchecked(rows.logits, rows.labels) for rows in self.kept]
+        common = temper(asked, problem.loss)  # of all rows it is not needed
+        self.capped = common is None or bool(common.capped.any())
+        self.inverse = 1.0 if common is None else float(common.inverse[0])
+
+    def read(self, batch: Batch) -> Tensor:
+        """Takes in the terms of a chunk: their sums, those of their squares, and the wrong rows."""
+        reads = bool(set(self.names) & set(OF_FEATURES))
+
+        def of(rows: Batch) -> tuple[Tensor, Tensor, Tensor]:
+            logits, features = stored_logits(rows), features_of(rows) if reads else None
+            top = predicted(logits)
+            found = statistics(features, logits, top[:, None])
+            return torch.stack([found[name] for name in self.names], 1), top, found["below"]
+
+        seen = batch if reads else unchecked(batch.logits, batch.labels)
+        terms, top, below = map(torch.cat, zip(*spread(of, blocks(seen)), strict=True))
+        terms = terms.double()
+        self.terms.append(terms)
+        self.tops.append(top)
+        self.below.append(below)
+        wrong = (top != batch.labels).sum(dtype=torch.float64)[None]
+        return torch.cat([terms.sum(0), terms.square().sum(0), wrong]).cpu()
 
     def rows(self, *, sampled: bool) -> Iterable[Rows]:
         """All rows of this process, or about SAMPLE of all processes', chosen by content."""
         facts = self.problem.facts
         groups = max(1, round(facts.rows / min(SAMPLE, LOGITS // facts.classes)))
-        known = zip(self.problem.data, self.tops, self.seconds, self.terms, strict=True)
-        for batch, top, second, terms in known:
+        known = zip(self.problem.data, self.tops, self.below, self.terms, strict=True)
+        for batch, top, below, terms in known:
             own, none = torch.arange(len(top), device=top.device), torch.zeros_like(batch.labels)
             group, fold = (
                 (own, none) if batch.groups is None else (batch.groups, fold_of(batch, FOLDS))
             )
-            rows = Rows(stored_logits(batch), batch.labels, top, second, terms, group, fold)
+            rows = Rows(stored_logits(batch), batch.labels, top, below, terms, group, fold)
             if sampled and groups > 1:
                 some = unchecked(rows.logits[:, :HASHED], batch.labels)
                 chosen = fold_of(some, groups) == 0
-                rows = Rows(*(getattr(rows, key)[chosen] for key in vars(rows)))
+                rows = rows.some(chosen)
             if len(rows.labels):
                 yield rows
 
@@ -412,9 +430,9 @@ class _Fit:
         error, not at all where it does worse by one: a choice of one or the other would follow
         chance where little tells them apart.
         """
-        kept = list(self.rows(sampled=True))
+        kept = self.kept
         count = int(dist.total(torch.tensor(sum(len(rows.labels) for rows in kept))))
-        if count < 2:
+        if count < 2 or self.capped:
             return STRENGTHS[0], 0.0
 
         def mean(losses: list[Tensor]) -> float:
@@ -449,15 +467,18 @@ class _Fit:
 
     def loss_of(self, fitted: SampleTemperature) -> float:
         """The loss on all rows with what was fitted, which keeps every prediction."""
-        value = torch.zeros((), dtype=torch.float64)
-        for rows in self.rows(sampled=False):
+        smoothing = self.problem.loss.smoothing
+
+        def of(rows: Rows) -> Tensor:
             weights, offsets = fitted.weights.to(rows.terms), fitted.offsets.to(rows.terms)
             log = rows.terms[:, 1:] @ weights + offsets[rows.top]
             inverse = log.exp().clamp(1 / HIGHEST, HIGHEST) / fitted.temperature.to(log)
-            ahead = rows.second - rows.logits.gather(1, rows.top[:, None])[:, 0]
-            boost = torch.maximum(fitted.boost.to(log), inverse * ahead.double())
-            smoothing = self.problem.loss.smoothing
-            value += curves(rows, inverse, boost, smoothing)[0].sum().cpu()
+            boost = torch.maximum(fitted.boost.to(log), inverse * rows.below.double())
+            return curves(rows, inverse, boost, smoothing)[0].sum()
+
+        value = torch.zeros((), dtype=torch.float64)
+        for rows in self.rows(sampled=False):
+            value += torch.stack(spread(of, rows.cut(PIECES))).sum().cpu()
         return float(dist.total(value)) / self.problem.facts.rows
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
@@ -470,10 +491,8 @@ class _Fit:
     def sums(self, data: Iterable[Rows], at: Tensor, rows: int) -> Tensor:
         """Value, slope and second derivatives per row: the parts of a `System`, flat."""
         classes, dense = self.size - self.dense, self.dense
-        total = torch.zeros(
-            1 + self.size + dense * dense + classes * (dense + 1), dtype=torch.float64
-        )
-        for part in data:
+
+        def of(part: Rows) -> Tensor:
             value, in_u, in_b, uu, ub, bb = self.at(part, at)
             mixed = torch.cat([part.terms * uu[:, None], ub[:, None]], 1)  # of u with (t, a, b)
             inner = torch.zeros(dense, dense).to(part.terms)
@@ -483,7 +502,12 @@ class _Fit:
             by_class.index_add_(0, part.top, torch.cat([in_u[:, None], mixed, uu[:, None]], 1))
             flat = [value.sum(), part.terms.T @ in_u, in_b.sum(), by_class[:, 0]]
             flat += [inner, by_class[:, 1:-1], by_class[:, -1]]
-            total += torch.cat([one.flatten() for one in flat]).cpu()
+            return torch.cat([one.flatten() for one in flat])
+
+        size = 1 + self.size + dense * dense + classes * (dense + 1)
+        total = torch.zeros(size, dtype=torch.float64)
+        for part in data:
+            total += torch.stack(spread(of, part.cut(PIECES))).sum(0).cpu()
         return dist.total(total) / rows
 
     def newton(
@@ -522,10 +546,7 @@ class _Fit:
         """The NLL of each row under a fit without its sample, a fold of samples at a time."""
         found = [torch.zeros_like(part.terms[:, 0]) for part in data]
         for fold in range(FOLDS):
-            seen = [
-                Rows(*(values[part.fold != fold] for values in vars(part).values()))
-                for part in data
-            ]
+            seen = [part.some(part.fold != fold) for part in data]
             count = int(dist.total(torch.tensor(sum(len(part.labels) for part in seen))))
             if count < rows:  # else no row is in this fold
                 there, *_ = self.newton(lambda seen=seen: seen, max(count, 1), strength, at)  # type: ignore[misc]
@@ -541,7 +562,9 @@ class _Fit:
 
         Without a system: of one T for all rows.
         """
-        found, seen = [], [self.at(part, at) for part in data]
+        at_once = partial(self.at, at=at)
+        found = []
+        seen = [torch.cat(spread(at_once, part.cut(PIECES)), 1) for part in data]
         here = sum((curves[3].sum().cpu() for curves in seen), torch.zeros((), dtype=torch.float64))
         bend = dist.total(here)
         for part, (value, in_u, in_b, uu, ub, bb) in zip(data, seen, strict=True):
