@@ -53,26 +53,31 @@ AT_ONCE = """
 import io, os, sys
 from contextlib import redirect_stdout
 import featcal
-from featcal.cli import main
+from featcal.cli import app, main
 seen = io.StringIO()
-for words in (["--version"], ["--help"], ["paper", "ece-posthoc"]):
+packs = [["pack", name, "--help"] for name in ("import", "info")]
+helps = [["--version"], ["--help"], *([name, "--help"] for name in app.KNOWN), *packs]
+for words in (*helps, ["paper", "ece-posthoc"]):
     try:
         with redirect_stdout(seen):
-            assert words[0] == "paper" or "rich" not in sys.modules  # a third of what is left
             main(words)
     except SystemExit as end:
         assert end.code == 0, (words, end.code)
-os.environ |= {"_FEATCAL_COMPLETE": "bash_complete", "COMP_WORDS": "featcal e", "COMP_CWORD": "1"}
-try:
-    main([])
-except SystemExit:
-    pass
+    assert "torch" not in sys.modules, words
+    assert words not in helps or "rich" not in sys.modules, words  # a third of what is left
+os.environ["_FEATCAL_COMPLETE"] = "bash_complete"
+for line in ("featcal e", "featcal fit --fo", "featcal compare --metric ada"):
+    os.environ |= {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    try:
+        main([])
+    except SystemExit:
+        pass
 assert "calibrate" in dir(featcal)
 print("loaded:", *sorted({"numpy", "torch"} & set(sys.modules)))
 """
 
 
-def test_help_completion_and_the_paper_wait_for_no_torch():
+def test_help_of_every_command_completion_and_the_paper_wait_for_no_torch():
     """Two seconds of every call would go into it."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", AT_ONCE], capture_output=True, text=True, timeout=60
@@ -80,7 +85,8 @@ def test_help_completion_and_the_paper_wait_for_no_torch():
     assert (done.returncode, done.stderr) == (0, "")
     *words, loaded = done.stdout.split("\n")[:-1]
     assert loaded == "loaded:"
-    assert words == ["plain,export", "plain,eval", "plain,explore"]
+    commands, options = ["plain,export", "plain,eval", "plain,explore"], ["plain,--force"]
+    assert words == [*commands, *options, "plain,adaptive_ece"]
 
 
 def test_the_layers_hold():

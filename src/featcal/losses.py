@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featcal.core import listed
 from featcal.core.batch import wide
 from featcal.core.checks import MOST, InputError
 from featcal.core.text import Reader
@@ -843,9 +844,5 @@ def parse_loss(text: str) -> TrainingLoss:
     return READER.read(text)
 
 
-# The order in which help and tables list them.
-for _name in (
-    *("adafocal", "dual_focal", "focal", "flsd", "flsc", "mmce"),
-    *("ce", "brier", "max_entropy", "label_smoothing", "soft_ece"),
-):
+for _name in listed.LOSSES:
     LOSSES[_name] = LOSSES.pop(_name)

@@ -11,7 +11,12 @@ from safetensors.torch import load_file
 
 import featcal as library
 from featcal.cli import app
-from featcal.core.listed import LISTED
+from featcal.cli.train import train
+from featcal.core import listed
+from featcal.losses import LOSSES
+from featcal.metrics.columns import COLUMNS
+from featcal.train.engine import PRECISIONS
+from featcal.train.history import MAX_RUNS
 
 
 def test_help():
@@ -29,8 +34,17 @@ def test_help_lists_every_command_and_every_method():
         assert re.search(rf"^  {name} +{re.escape(line)}$", said, re.MULTILINE)
         assert app.group.get_command(None, name).name == name
     assert app.group.get_command(None, "nothing") is None
-    assert list(LISTED) == list(library.METHODS)
-    assert set(re.findall(r"\w+", said.partition("Methods, for recipes:")[2])) == set(LISTED)
+    named = re.findall(r"\w+", said.partition("Methods, for recipes:")[2])
+    assert named == list(listed.METHODS) == list(library.METHODS)
+
+
+def test_what_help_says_without_the_library_is_what_it_has():
+    assert tuple(COLUMNS) == listed.METRICS
+    own = (name for name, loss in LOSSES.items() if loss.__module__ == "featcal.losses")
+    assert tuple(own) == listed.LOSSES
+    (precision,) = (one for one in train.params if one.name == "precision")
+    assert list(precision.type.choices) == list(PRECISIONS)
+    assert f"of up to {MAX_RUNS} runs" in done("history", "--help").out
 
 
 def test_version_and_no_command():

@@ -6,12 +6,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from cli_cases import arrays, done, featcal, logits_alone, packed, tree
 from nets import BUILD
+from torch.distributed.rendezvous import rendezvous
 from train_cases import words, write_data, write_network
 
 from featcal import Pack, load
@@ -282,6 +285,38 @@ def test_a_killed_process_ends_the_job_with_one_sentence_and_no_file(pack, tmp_p
     said = {words for _, words in told if words}  # one or all of those that are left
     assert len(said) == 1
     assert said.pop().startswith("Error: another process of this job has ended: see what it said")
+    assert tree(out) == {}
+
+
+@pytest.mark.parametrize("met", [False, True])
+@pytest.mark.parametrize(
+    ("number", "code", "words"),
+    [
+        (signal.SIGTERM, 2, "Error: another process of"),
+        (signal.SIGINT, 130, "Interrupted: no file"),
+    ],
+)
+def test_a_process_whose_others_never_come_can_be_ended(number, code, words, met, pack, tmp_path):
+    def lone(rank):
+        real = dist._join
+
+        def join(*given):
+            threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+            real(*given)
+
+        dist._join = join
+        if rank == 1:  # comes to where they meet, or not even there, and no further
+            if met:
+                next(rendezvous("env://"))
+                time.sleep(3)
+            os._exit(0)
+
+    out = tmp_path / "made"
+    out.mkdir()
+    told = shared(2, tmp_path, "fit", pack, "temperature", "-o", out / "cal", change=lone)
+    assert [one for one, _ in told] == [code, 0]
+    assert told[0][1].startswith(words)
+    assert told[0][1].count("\n") == 1
     assert tree(out) == {}
 
 

@@ -236,7 +236,7 @@ def test_other_images_do_not_go_on(diverged, monkeypatch):
         found = load_images(*given, **options)
         return replace(found, train=replace(found.train, pixels=found.train.pixels // 2))
 
-    monkeypatch.setattr("featcal.cli.train.load_images", darker)
+    monkeypatch.setattr("featcal.cli.run.load_images", darker)
     assert "with other images in train" in refused(*words(diverged, "--lr", "1e30"))
 
 

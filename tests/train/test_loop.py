@@ -10,7 +10,7 @@ from tiny import CLASSES, HALF, RECIPE, made_images, made_splits, same, small, t
 from torch import nn
 
 from featcal import InputError, Pack
-from featcal.cli.train import Run
+from featcal.cli.run import Run
 from featcal.core.progress import listen
 from featcal.datasets import ImageData, Normalisation, normalisations
 from featcal.losses import CE, AdaFocal, FLSc, Focal

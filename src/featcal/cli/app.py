@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from featcal.core import memory
-from featcal.core.checks import ArgumentError, Elsewhere, InputError, Kind
-from featcal.core.listed import LISTED
+from featcal.core import listed, memory
+from featcal.core.checks import ENDED, ArgumentError, Elsewhere, InputError, Kind
 from featcal.core.progress import ROWS, listen
 from featcal.core.table import Table, spelled
 from featcal.version import __version__
@@ -59,8 +58,9 @@ Answer = tuple[dict[str, Any], Iterable[Line]]
 HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True}
 
 
-# Every command by task: its module, the name it has there, and its help in a line. All of them but
-# `paper` need torch, which takes a second or two to load: a command is loaded when it is called.
+# Every command by task: its module, the name it has there, and its help in a line. A command is
+# loaded when it is called. All of them but `paper` need torch, which takes seconds to load: they
+# import what needs it inside their functions, so that help and completion come at once.
 COMMANDS = {
     "See what it does": {
         "demo": ("compare.demo", "Watch an overconfident network become honest, on shipped data."),
@@ -120,7 +120,7 @@ class Commands(click.Group):
             with formatter.section(task):
                 formatter.write_dl([(name, line) for name, (_, line) in commands.items()])
         with formatter.section("Methods, for recipes"):
-            formatter.write_text(", ".join(LISTED))
+            formatter.write_text(", ".join(listed.METHODS))
 
     def shell_complete(
         self, ctx: click.Context, incomplete: str
@@ -426,17 +426,21 @@ def shared(command: Callable[..., None]) -> Callable[..., None]:
     def run(**options: Any) -> None:  # noqa: ANN401 - of the command
         if not launched_several():
             return command(**options)
-        from featcal.core import dist
 
         def told_to_end(*_: object) -> None:  # by torchrun, where a process has failed
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            raise Elsewhere(dist.ENDED)
+            raise Elsewhere(ENDED)
 
-        first, code = dist.launched()[0] == 0, 0
-        signal.signal(signal.SIGTERM, told_to_end)
+        # While torch loads: what is raised in there may be swallowed, and nothing is begun yet.
+        signal.signal(signal.SIGTERM, lambda *_: _leave(told(Elsewhere(ENDED))))
+        from featcal.core import dist
+
+        first, code = is_first(), 0
         gpu = str(options.get("device") or "").startswith("cuda")
-        with dist.processes(gpu=gpu):
+        with ExitStack() as joined:
             try:
+                signal.signal(signal.SIGTERM, told_to_end)
+                joined.enter_context(dist.processes(gpu=gpu))
                 if first:
                     command(**options)
                 else:

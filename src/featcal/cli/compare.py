@@ -10,34 +10,26 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import click
 
 from featcal.cli import app
 from featcal.cli.fit import check_recipe, check_train
-from featcal.core.batch import Chunked
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
-from featcal.core.text import NONE
-from featcal.data import Pack, PackSplit
-from featcal.data.pack import demo_pack
-from featcal.metrics.columns import COLUMNS, USUAL, columns
-from featcal.report import tables
-from featcal.report.compare import (
-    RESAMPLES,
-    Comparison,
-    every_recipe,
-    parse_all,
-    recipe_text,
-    usual_recipes,
-)
-from featcal.report.compare import compare as run_comparison
-from featcal.report.diagram import ReliabilityDiagram, save_comparison
+from featcal.core.listed import METRICS, RESAMPLES
+from featcal.core.table import Table
+
+if TYPE_CHECKING:
+    from featcal.core.batch import Chunked
+    from featcal.data import Pack, PackSplit
+    from featcal.report.compare import Comparison
+    from featcal.report.tables import Block
 
 FORMATS = {"table": ".txt", "markdown": ".md", "csv": ".csv", "latex": ".tex", "json": ".json"}
 GIVEN = "given"  # the order in which the recipes were given
-NAMES = ", ".join(COLUMNS)
+NAMES = ", ".join(METRICS)
 
 
 @final
@@ -91,6 +83,11 @@ class Request(SimpleNamespace):
 
     def run(self) -> Comparison:
         """Fits and scores the recipes, each of which the pack can serve."""
+        from featcal.data import Pack
+        from featcal.report import tables
+        from featcal.report.compare import compare as run_comparison
+        from featcal.report.compare import every_recipe, parse_all, recipe_text, usual_recipes
+
         pack = Pack.open(self.pack_path)
         recipes = tables.PAPER_RECIPES if self.paper else self.recipes
         if self.every:
@@ -138,12 +135,15 @@ class Request(SimpleNamespace):
 
     def text(self, found: Comparison) -> str:
         """The comparison in the format asked for."""
+        from featcal.metrics.columns import columns
+        from featcal.report import tables
+
         blocks = self.blocks(found)
         match self.format:
             case "json":
                 return json.dumps(found.as_json(), indent=2, allow_nan=False) + "\n"
             case "csv":
-                return tables.as_csv(found, columns(self.metrics or tuple(COLUMNS)))
+                return tables.as_csv(found, columns(self.metrics or METRICS))
             case "markdown":
                 return tables.markdown(found, blocks)
             case "latex":
@@ -152,8 +152,11 @@ class Request(SimpleNamespace):
         app.say(*lines_of(found, blocks), file=file)
         return file.getvalue()
 
-    def blocks(self, found: Comparison) -> list[tables.Block]:
+    def blocks(self, found: Comparison) -> list[Block]:
         """The layout of the tables."""
+        from featcal.metrics.columns import USUAL, columns
+        from featcal.report import tables
+
         if self.paper:
             return tables.paper_blocks(found, columns(self.metrics or tables.PAPER_METRICS))
         return [tables.comparison_block(found, columns(self.metrics or USUAL))]
@@ -179,13 +182,13 @@ class Request(SimpleNamespace):
     "--metric",
     "metrics",
     multiple=True,
-    type=click.Choice(list(COLUMNS), case_sensitive=False),
+    type=click.Choice(METRICS, case_sensitive=False),
     metavar="NAME",
     help=f"A column to show; repeat for more. Rows are sorted by the first. One of: {NAMES}.",
 )
 @click.option(
     "--sort",
-    type=click.Choice([*COLUMNS, GIVEN], case_sensitive=False),
+    type=click.Choice([*METRICS, GIVEN], case_sensitive=False),
     metavar="NAME",
     help=f'Sort by this metric instead, or keep the order as "given". One of: {NAMES}.',
 )
@@ -234,9 +237,12 @@ def compare(**options: Any) -> None:  # noqa: ANN401 - Request names them and th
     app.say(*lines_of(found, request.blocks(found)), end)
 
 
-def lines_of(found: Comparison, blocks: list[tables.Block]) -> list[app.Line]:
+def lines_of(found: Comparison, blocks: list[Block]) -> list[app.Line]:
     """The tables with how they came about above them, and below what a reader must know."""
-    title, *legend = tables.notes(found, blocks)
+    from featcal.core.text import NONE
+    from featcal.report.tables import notes
+
+    title, *legend = notes(found, blocks)
     # Where there could be findings, and are none for want of something to compare with.
     compared = any(other is not None for other in found.against)
     others = any(row.recipe != NONE for row in found)
@@ -259,12 +265,14 @@ def warnings_of(found: Comparison) -> list[str]:
     return [*told, *([f"Warning: {few}"] if few else [])]
 
 
-def _table(block: tables.Block) -> tables.Table:
+def _table(block: Block) -> Table:
     """One line per recipe: values with their findings, and below them their intervals.
 
     The finding stands before the value, so that the numbers of a column stay below each other;
     without an interval there is room for it below.
     """
+    from featcal.report.tables import BETWEEN, finding_text
+
     fitted = any(line.fitted for line in block.lines)
     timed = not all(math.isnan(line.seconds) for line in block.lines)
     rows = []
@@ -273,16 +281,16 @@ def _table(block: tables.Block) -> tables.Table:
         for cell in line.cells:
             value = cell.column.text(cell.value)
             value = f"**{value}**" if cell.best else value
-            found = tables.finding_text(cell)
+            found = finding_text(cell)
             parts = [f"{found} {value}".lstrip(), cell.range] if cell.range else [value, found]
             row.append("\n".join(filter(None, parts)))
         # Where cells have two lines anyway, so may a pipeline of two steps.
-        steps = line.fitted.split(tables.BETWEEN) if "\n" in "".join(row) else [line.fitted]
+        steps = line.fitted.split(BETWEEN) if "\n" in "".join(row) else [line.fitted]
         row += ["\n".join(steps)] * fitted + [f"{line.seconds:.2f}"] * timed
         rows.append(tuple(row))
     headings = (block.labels, *block.marked, *["fitted"] * fitted, *["seconds"] * timed)
     # Of the paper's table, alone and after clip: neither means anything without the other.
-    return tables.Table(block.title, headings, tuple(rows), together=2 if block.title else 1)
+    return Table(block.title, headings, tuple(rows), together=2 if block.title else 1)
 
 
 @click.command()
@@ -295,8 +303,13 @@ def _table(block: tables.Block) -> tables.Table:
 @app.answered
 def demo(output: Path) -> app.Answer:
     """Watch an overconfident network become honest, on real CIFAR-100 features shipped inside."""
+    from featcal.core.text import NONE
+    from featcal.data.pack import demo_pack
+    from featcal.metrics.columns import USUAL, columns
     from featcal.page import Content, render  # jinja2 and plotly, for this alone
     from featcal.page.html import check_packages
+    from featcal.report import Comparison, ReliabilityDiagram, save_comparison
+    from featcal.report.tables import comparison_block
 
     check_packages()
     pack = demo_pack()
@@ -321,7 +334,7 @@ def demo(output: Path) -> app.Answer:
         f"{raw['confidence']:.1%} sure on average and right in {raw['accuracy']:.1%} of "
         f"{found[0].scores.n:,} test images.",
         f"Each recipe is fitted on {pack.split('val').rows:,} other images and scored on these:",
-        *lines_of(found, [tables.comparison_block(found, columns(USUAL))])[1:],
+        *lines_of(found, [comparison_block(found, columns(USUAL))])[1:],
         f"featcal's own choice (auto) is {made.values.get('recipe', NONE)} here: expected "
         f"calibration error {raw['ece']:.2%} before, {own['ece']:.2%} after; NLL {raw['nll']:.4f} "
         f"before, {own['nll']:.4f} after; accuracy {raw['accuracy']:.2%} before, "

@@ -6,33 +6,24 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import torch
-from torch import Tensor, nn
 
-from featcal import io
 from featcal.cli import app
-from featcal.core import dist
-from featcal.core.batch import Batch, Head, wide
-from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError, check_finite
 from featcal.core.files import check_free
-from featcal.core.fit import StepReport, survey
-from featcal.core.labels import all_labels
 from featcal.core.progress import tell
-from featcal.core.text import NONE, parse
-from featcal.data import Pack
-from featcal.data.files import opened_rows
-from featcal.data.pack import Gate, head_tensors
-from featcal.data.predictions import check_format, write_probs
-from featcal.heads.head import linear_of
-from featcal.metrics.columns import COLUMNS, columns
-from featcal.report import tables
-from featcal.report.scores import Scores, calibrated_logits
-from featcal.report.scores import evaluate as score
-from featcal.report.tables import Table, folded, step_text
+from featcal.core.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from featcal.core.batch import Batch, Head
+    from featcal.core.calibrator import Calibrator
+    from featcal.core.fit import StepReport
+    from featcal.data import Pack
+    from featcal.report.scores import Scores
 
 FITTED_WIDTH = 24  # of fitted values where there is no room for more: a range over folds
 
@@ -65,6 +56,12 @@ def fit(
 
     Example: featcal fit my-pack auto -o cal.safetensors
     """
+    from featcal import io
+    from featcal.core.labels import all_labels
+    from featcal.core.text import parse
+    from featcal.data import Pack
+    from featcal.report.tables import folded, step_text
+
     io.check_ending(output)
     if app.is_first():
         check_free(output, overwrite=force)
@@ -102,6 +99,8 @@ def fit(
 
 def choice_table(made: StepReport) -> Table:
     """The recipes that were tried, on rows left out of their fits."""
+    from featcal.core.text import NONE
+
     used, metric = made.values.get("recipe", NONE), made.details["metric"].upper()
     rows = [
         (
@@ -157,6 +156,10 @@ def evaluate(
 
     Example: featcal eval my-pack cal.safetensors
     """
+    from featcal.data import Pack
+    from featcal.metrics.columns import COLUMNS
+    from featcal.report.scores import evaluate as score
+
     pack = Pack.open(pack_path)
     calibrator = None if calibrator_path is None else load_for(calibrator_path, pack)
     data, head = app.own(pack.split(test_split), device), app.head_on(pack, device)
@@ -179,6 +182,9 @@ def evaluate(
 
 def labels_text(where: str, scores: Scores, names: Sequence[str] | None) -> list[app.Line]:
     """Scores of several labels a sample: of all answers, their mean over labels, and of each."""
+    from featcal.metrics.columns import COLUMNS, columns
+    from featcal.report.tables import answers_text
+
     macro = scores.macro
     rows = (
         (column.title, column.text(scores.metrics[key]), column.text(macro[key]))
@@ -190,7 +196,7 @@ def labels_text(where: str, scores: Scores, names: Sequence[str] | None) -> list
         for name, one in zip(names or range(len(scores.labels)), scores.labels, strict=True)
     )
     return [
-        where + tables.answers_text(scores),
+        where + answers_text(scores),
         Table("", ("", "all answers", "mean of labels"), tuple(rows)),
         Table("", ("label", *(c.heading for c in shown)), tuple(tuple(map(str, r)) for r in each)),
     ]
@@ -198,6 +204,8 @@ def labels_text(where: str, scores: Scores, names: Sequence[str] | None) -> list
 
 def load_for(path: Path, pack: Pack) -> Calibrator:
     """The calibrator in a file, refused where it was fitted to another network than the pack's."""
+    from featcal import io
+
     calibrator = io.load(path)
     check_recipe(calibrator, pack)
     if calibrator.several != pack.manifest.several:
@@ -224,7 +232,6 @@ def load_for(path: Path, pack: Pack) -> Calibrator:
 @app.LABEL
 @app.IGNORE
 @app.FORCE
-@torch.no_grad()
 def predict(
     source: Path,
     calibrator_path: Path,
@@ -246,6 +253,16 @@ def predict(
       featcal predict my-pack cal.safetensors -o probs.npy
       featcal predict new.csv cal.safetensors --logits -o probs.csv
     """  # noqa: D301 - click knows a block by the character itself
+    from featcal import io
+    from featcal.core import dist
+    from featcal.core.batch import wide
+    from featcal.core.fit import survey
+    from featcal.data import Pack
+    from featcal.data.files import opened_rows
+    from featcal.data.pack import Gate, head_tensors
+    from featcal.data.predictions import check_format, write_probs
+    from featcal.heads.head import linear_of
+
     if app.is_first():
         check_free(output, overwrite=force)
     check_format(output)
@@ -296,14 +313,20 @@ def _predicted(
     data: Iterable[Batch], calibrator: Calibrator, head: Head | None, total: int = 0
 ) -> Iterator[Tensor]:
     """The probabilities of each batch; of so many rows, where that is known."""
+    import torch
+    from torch import nn
+
+    from featcal.report.scores import calibrated_logits
+
     row = 0
     for batch in data:
         if batch.features is not None:
             calibrator.check_rows(features=batch.features.shape[1])
             dtype = head.weight.dtype if isinstance(head, nn.Linear) else batch.features.dtype
             batch = replace(batch, features=batch.features.to(dtype))
-        logits = calibrated_logits(batch, calibrator, head)
-        probs = logits.sigmoid() if calibrator.several else logits.softmax(1)
+        with torch.no_grad():
+            logits = calibrated_logits(batch, calibrator, head)
+            probs = logits.sigmoid() if calibrator.several else logits.softmax(1)
         calibrator.check_rows(classes=probs.shape[1])
         check_finite("the probabilities", probs, first_row=row)
         row += len(batch)

@@ -11,29 +11,21 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import torch
-from torch import Tensor, nn
 
-from featcal import export as files
-from featcal import io
 from featcal.cli import app
 from featcal.cli.fit import load_for
-from featcal.core import dist
 from featcal.core.checks import InputError
 from featcal.core.files import REMOVE, check_free
-from featcal.data import Pack, import_files
-from featcal.data.collect import placed, unpacked
-from featcal.data.files import doubt
-from featcal.data.resume import COLLECTED_ROWS, collect_pack, partial_of
-from featcal.data.share import collect_shared, parts_of
-from featcal.export.onnx_file import TOLERANCE
-from featcal.heads.attach import attach
-from featcal.heads.find import find_head, head_or_output, mapped
-from featcal.report.tables import Table
-from featcal.train import Engine
+from featcal.core.listed import COLLECTED_ROWS, TOLERANCE
+from featcal.core.table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from featcal.data import Pack
 
 DYNAMIC = "dynamic"  # axes of any size, for export alone
 DRAWN = ("ignore_index", "positions", "seed")  # of pixels and tokens, for collect alone
@@ -79,6 +71,9 @@ def import_(
       featcal pack import val.csv test.csv --logits -o my-pack
       featcal pack import val=runs/7.parquet test=runs/8.parquet --label y --ignore id -o my-pack
     """  # noqa: D301 - click knows a block by the character itself
+    from featcal.data import import_files
+    from featcal.data.files import doubt
+
     kind = app.kind_of(logits, probs)
     with app.progress_bar():
         made = import_files(given, output, label=label, kind=kind, ignore=ignore)
@@ -96,6 +91,8 @@ def import_(
 @app.answered
 def info(pack_path: Path, verify: bool) -> app.Answer:
     """Say what PACK holds."""
+    from featcal.data import Pack
+
     opened = Pack.open(pack_path)
     if verify:
         with app.progress_bar():
@@ -168,12 +165,18 @@ def collect(
 
     Example: featcal collect my_project.models:build -o my-pack
     """
+    import torch
+
+    from featcal.core import dist
+    from featcal.data.resume import collect_pack, partial_of
+    from featcal.data.share import collect_shared, parts_of
+
     if app.is_first():
         check_free(output, remedy=REMOVE)
     model, loaders, options = load_target(target)
     options.pop(DYNAMIC, None)
     if device is not None:
-        model = model.to(Engine.best(device).device)
+        model = model.to(app.device_of(device))
     precision: AbstractContextManager[object] = nullcontext()
     if autocast is not None:
         place = next((weight.device.type for weight in model.parameters()), "cpu")
@@ -196,6 +199,8 @@ def collect(
 
 def load_target(spec: str) -> tuple[nn.Module, Mapping[str, Iterable[Any]], dict[str, Any]]:
     """Calls the function: the model, a loader for every split by name, and what else it said."""
+    from torch import nn
+
     made = named_function(spec)()
     options: dict[str, Any] = {}
     if isinstance(made, Mapping):
@@ -289,6 +294,8 @@ def export(
       featcal export my-pack cal.safetensors -o head.onnx
       featcal export cal.safetensors -o cal.onnx
     """  # noqa: D301 - click knows a block by the character itself
+    from featcal.export import onnx
+
     if output.suffix.lower() != ".onnx":
         raise InputError(f"output {output} is of no known format: end it in .onnx")
     check_free(output, overwrite=force)
@@ -300,7 +307,7 @@ def export(
     else:
         model, inputs, dynamic = _source(source, calibrator_path, head, test_split, rows)
     with app.progress_bar():
-        made = files.onnx(
+        made = onnx(
             model,
             output,
             _first(inputs, EXAMPLE_ROWS),  # enough to follow the model
@@ -320,6 +327,10 @@ def export(
 
 def _alone(source: str, rows: int) -> tuple[nn.Module, Tensor]:
     """A calibrator of logits as a module of its own, and made logits to compare it on."""
+    import torch
+
+    from featcal import io
+
     if not Path(source).is_file() and Path(source).suffix != ".safetensors":
         raise InputError(f"{source} is given alone and is no file: name the calibrator behind it")
     calibrator = io.load(source)
@@ -341,6 +352,12 @@ def _source(
     Of a pack that is the calibrated last layer; of a function the network with the calibrator in
     it. Axes are None for the rows alone.
     """
+    from featcal import io
+    from featcal.data import Pack
+    from featcal.data.collect import placed, unpacked
+    from featcal.heads.attach import attach
+    from featcal.heads.find import find_head, head_or_output
+
     if Path(source).is_dir():
         if head is not None:
             raise InputError(
@@ -376,6 +393,10 @@ def _source(
 
 def _joined(batches: Iterable[Any], most: int) -> Any:  # noqa: ANN401
     """The first rows of the batches as one; those before a batch of other sizes, None of none."""
+    import torch
+
+    from featcal.heads.find import mapped
+
     parts: list[Any] = []
     sizes: list[object] = []
     rows = 0
@@ -397,10 +418,14 @@ def _joined(batches: Iterable[Any], most: int) -> Any:  # noqa: ANN401
 
 
 def _first(inputs: Any, rows: int) -> Any:  # noqa: ANN401
+    from featcal.heads.find import mapped
+
     return mapped(inputs, lambda tensor: tensor[:rows] if tensor.ndim else tensor)
 
 
 def _tensors(inputs: Any) -> list[Tensor]:  # noqa: ANN401
+    from featcal.heads.find import mapped
+
     found: list[Tensor] = []
     mapped(inputs, found.append)
     return found

@@ -16,8 +16,6 @@ from featcal.cli import app
 from featcal.cli.fit import check_recipe, load_for
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
-from featcal.data import Pack
-from featcal.report.compare import DEFAULT_RECIPES, parse_all
 
 if TYPE_CHECKING:
     from featcal.page import Content
@@ -99,8 +97,10 @@ def _content(
     md: Path | None = None,
 ) -> Content:
     """The content of the page of a command."""
+    from featcal.data import Pack
     from featcal.page import Content
     from featcal.page.content import check_splits, check_train
+    from featcal.report.compare import DEFAULT_RECIPES, parse_all
 
     pack = Pack.open(pack_path)
     files = {str(path): load_for(path, pack) for path in calibrators}

@@ -73,6 +73,12 @@ class Elsewhere(InputError):
     """What ended this process and only another process of the same job can explain."""
 
 
+ENDED = (
+    "another process of this job has ended: see what it said, or whether it was killed or out of "
+    "memory; no file was left half written"
+)
+
+
 class CalibrationWarning(UserWarning):
     """A fit that ended somewhere a person should look at."""
 

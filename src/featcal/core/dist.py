@@ -9,24 +9,22 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
+from threading import Thread
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
-from featcal.core.checks import Elsewhere, InputError
+from featcal.core.checks import ENDED, Elsewhere, InputError
 
 # One process may be late by hours, as at the end of a collection; one that dies is noticed at once.
 LONGEST = timedelta(days=2)
 SAID = "featcal/said"
-ENDED = (
-    "another process of this job has ended: see what it said, or whether it was killed or out of "
-    "memory; no file was left half written"
-)
 
 _alone: ContextVar[bool] = ContextVar("alone", default=False)
 _store: Any = None  # where processes leave word for each other, once they have joined
@@ -45,24 +43,43 @@ def processes(*, gpu: bool) -> Iterator[None]:
     if launched()[1] < 2 or active():
         yield
         return
-    from torch.distributed.rendezvous import rendezvous
-
     if gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-    try:
-        _store, rank, world = next(rendezvous("env://"))
-    except ValueError as error:  # such as no MASTER_ADDR
-        raise InputError(
-            f"WORLD_SIZE is {launched()[1]}, and {error}: start the processes with torchrun"
-        ) from error
-    torch_dist.init_process_group(
-        "nccl" if gpu else "gloo", store=_store, rank=rank, world_size=world, timeout=LONGEST
-    )
+        _take_gpu()
+    # In a thread: those who never come are waited for below Python, where no signal is heard.
+    joined: Future[Any] = Future()
+    Thread(target=_join, args=(joined, gpu), daemon=True).start()
+    _store = joined.result()
     try:
         yield
     finally:
         torch_dist.destroy_process_group()
         _store = None
+
+
+def _join(joined: Future[Any], gpu: bool) -> None:
+    """Joins the others, and hands over the store, or what went wrong."""
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        if gpu:
+            _take_gpu()
+        try:
+            store, rank, world = next(rendezvous("env://"))
+        except ValueError as error:  # such as no MASTER_ADDR
+            raise InputError(
+                f"WORLD_SIZE is {launched()[1]}, and {error}: start the processes with torchrun"
+            ) from error
+        torch_dist.init_process_group(
+            "nccl" if gpu else "gloo", store=store, rank=rank, world_size=world, timeout=LONGEST
+        )
+        joined.set_result(store)
+    except BaseException as error:
+        joined.set_exception(error)
+
+
+def _take_gpu() -> None:
+    """Makes the GPU of this process the current one, which each thread has of its own."""
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
 
 
 def speaks(error: BaseException, patience: float) -> bool:

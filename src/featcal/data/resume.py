@@ -26,6 +26,7 @@ from featcal.core.batch import Batch, Head
 from featcal.core.checks import InputError
 from featcal.core.files import LOCK, REMOVE, check_free, left_over_of, locked, publish
 from featcal.core.fit import undisturbed
+from featcal.core.listed import COLLECTED_ROWS
 from featcal.core.progress import ROWS, shown, tell
 from featcal.core.stored import json_of, made, read_tensors, reading
 from featcal.data import pack
@@ -35,7 +36,6 @@ from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
 VERSION = 1
 PARTIAL = ".partial"
 JOURNAL = "journal.json"
-COLLECTED_ROWS = 8192  # in a shard: what a kill costs, and what is in memory at a time
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Of a DataLoader, for one that gives some of its batches.
 SAME_OPTIONS = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")

@@ -28,6 +28,7 @@ from torch.export import Dim, ExportedProgram
 from featcal.core.checks import InputError, check_flags, check_whole
 from featcal.core.files import check_free, new_file
 from featcal.core.fit import exact, plain, undisturbed
+from featcal.core.listed import TOLERANCE
 from featcal.export.inputs import (
     CHUNK_ROWS,
     LOGITS,
@@ -43,7 +44,6 @@ from featcal.heads.head import CalibratedHead, Wrapper
 from featcal.version import __version__
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-TOLERANCE = 1e-4
 ROUNDINGS = 8 * (3e-8, 1e-7, 3e-7, 3e-6)  # moves of the features, in parts of a row's largest
 ONE_FILE = 2**31 - 2**25  # bytes of weights up to which they fit into the file: protobuf ends there
 

@@ -1,7 +1,7 @@
 """Post-hoc methods, one family per file; importing one registers it by name."""
 
+from featcal.core import listed
 from featcal.core.calibrator import METHODS as METHODS
-from featcal.core.listed import LISTED
 from featcal.methods.affine import (
     DirichletCalibration,
     MatrixScaling,
@@ -46,5 +46,5 @@ __all__ = [
     "VectorScaling",
 ]
 
-for _name in (*LISTED, *[name for name in METHODS if name not in LISTED]):
+for _name in (*listed.METHODS, *[name for name in METHODS if name not in listed.METHODS]):
     METHODS[_name] = METHODS.pop(_name)

@@ -26,6 +26,7 @@ from featcal.core.checks import (
 )
 from featcal.core.fit import FitReport, Mode, evaluating, survey
 from featcal.core.labels import suited
+from featcal.core.listed import RESAMPLES as RESAMPLES
 from featcal.core.memory import Size, under_cap
 from featcal.core.progress import track
 from featcal.core.sample import Folds, first_row
@@ -61,7 +62,6 @@ from featcal.report.tables import html, markdown
 from featcal.version import __version__
 
 DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
-RESAMPLES = 1000
 
 
 @under_cap
