@@ -35,6 +35,7 @@ from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
 VERSION = 1
 PARTIAL = ".partial"
 JOURNAL = "journal.json"
+KEPT = "; what was done is kept in"
 COLLECTED_ROWS = 8192  # in a shard: what a kill costs, and what is in memory at a time
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Of a DataLoader, for one that gives some of its batches.
@@ -233,7 +234,7 @@ def opened(path: Path | str, settings: dict[str, Any]) -> Iterator[Partial | Non
             if not partial.shards:
                 shutil.rmtree(partial.folder)
             elif isinstance(error, InputError) and folder.name not in str(error):
-                raise InputError(f"{error}; what was done is kept in {folder}") from error
+                raise InputError(f"{error}{KEPT} {folder}") from error
             raise
 
 
