@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 import featcal as library
 from featcal.cli import app
 from featcal.core.listed import LISTED
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help():
@@ -30,7 +33,10 @@ def test_help_lists_every_command_and_every_method():
         assert app.group.get_command(None, name).name == name
     assert app.group.get_command(None, "nothing") is None
     assert list(LISTED) == list(library.METHODS)
-    assert set(re.findall(r"\w+", said.partition("Methods, for recipes:")[2])) == set(LISTED)
+    assert re.findall(r"\w+", said.partition("Methods, for recipes:")[2]) == list(LISTED)
+    table = (ROOT / "docs" / "methods.md").read_text().partition("## Which one?")[0]
+    names = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? ", table, re.MULTILINE)
+    assert [name for pair in names for name in pair if name] == list(LISTED)
 
 
 def test_version_and_no_command():
