@@ -488,6 +488,14 @@ def test_arrays_are_compared_by_the_recipes_that_suit_them():
     assert by_estimator.metrics == featcal.evaluate(test, fitted.calibrator_).metrics
 
 
+class Detector(nn.Module):
+    """Gives what torchvision's detectors give, one mapping per image."""
+
+    def forward(self, images):
+        found = {"boxes": torch.rand(2, 4), "labels": torch.ones(2), "scores": torch.rand(2)}
+        return [found for _ in images]
+
+
 def test_natural_mistakes_are_told_in_a_sentence():
     model, loader = nn.Linear(6, 3), [(torch.randn(200, 6), torch.arange(200) % 3)]
     logits, labels = batch(1).logits, batch(1).labels
@@ -503,8 +511,23 @@ def test_natural_mistakes_are_told_in_a_sentence():
         featcal.Temperature().fit([batch(1)]).transform(DataLoader(TensorDataset(logits)))
     with pytest.raises(featcal.InputError, match=r"recipe is a list.*test="):
         featcal.calibrate(model, loader, loader)
-    with pytest.raises(featcal.InputError, match=r"by name, recipes="):
-        featcal.compare(model, loader, [*loader], ["none"])
+    with pytest.raises(featcal.InputError, match="recipes are given twice"):
+        featcal.compare(model, loader, ["none"], recipes=["temperature"])
+    with pytest.raises(featcal.InputError, match="never score on the rows of the fit"):
+        featcal.compare((logits, labels), (logits.clone(), labels))
+    with pytest.raises(featcal.InputError, match=r"rows first, evaluate\(data, calibrator\)"):
+        featcal.evaluate(featcal.Temperature(), (logits, labels))
+    with pytest.raises(featcal.InputError, match="model is the calibrator temperature"):
+        featcal.calibrate(featcal.Temperature(), loader)
+    for wrong in ("temperature", "cal.safetensors", None):
+        with pytest.raises(featcal.InputError, match=r"parse\(.*load\(file, onto=.*calibrate\("):
+            featcal.attach(model, wrong)
+    with pytest.raises(featcal.InputError, match="or head=''"):
+        featcal.attach(nn.ReLU(), featcal.parse("temperature(temperature=2)"))
+    with pytest.raises(featcal.InputError, match="boxes, as detection does"):
+        featcal.calibrate(Detector(), loader, "temperature")
+    with pytest.raises(featcal.InputError, match="regression, which is not supported"):
+        Calibrated().fit(logits, labels + 0.5)
     for recipes in ([featcal.Temperature()], featcal.Temperature(), "temperature", labels.numpy()):
         with pytest.raises(featcal.InputError, match=r"recipes (is|hold)"):
             featcal.compare(model, loader, [*loader], recipes=recipes)
@@ -528,6 +551,56 @@ def test_probabilities_imported_or_predicted_as_logits_are_noticed(here, capsys)
     featcal.save(estimator, here / "cal.safetensors")
     with pytest.warns(featcal.CalibrationWarning, match="kind='probs'"):
         Calibrated.load(here / "cal.safetensors").predict_proba(probs)
+
+
+def test_probabilities_in_a_pair_or_a_file_are_noticed(here, fitted, capsys, monkeypatch):
+    rows = [(one.logits.softmax(1).numpy(), one.labels.numpy()) for one in (batch(1), batch(2))]
+    how = {"recipes": ["temperature"], "resamples": 0}
+    monkeypatch.setattr("featcal.page.content.POINTS", 12)
+    for call in (
+        lambda: featcal.parse("temperature").fit(rows[0]),
+        lambda: featcal.evaluate(rows[0]),
+        lambda: featcal.compare(*rows, **how),
+        lambda: featcal.compare(rows[0], **how),
+        lambda: featcal.report(*rows, "r.html", recipes=["temperature"], resamples=100),
+    ):
+        with pytest.warns(featcal.CalibrationWarning, match=r"Batch\.from_probs") as told:
+            call()
+        assert {(one.filename, str(one.message)) for one in told} == {
+            (__file__, str(told[0].message))  # the line of the caller, where Python says it once
+        }
+    path, _ = fitted
+    (here / "new.csv").write_text("a,b,c,d\n0.33,0.33,0.33,0\n0.125,0.625,0.245,0\n")
+    assert run("predict", "new.csv", path, "--logits", "-o", "out.csv") == 0
+    assert "Warning: the rows of new.csv lie in 0..1" in capsys.readouterr().out
+    (here / "z.csv").write_text("a,b,c,d\n0.33,0.33,0.33,0\n3,0,0,0\n")
+    assert run("predict", "z.csv", path, "--logits", "-o", "z_out.csv") == 0
+    assert "Warning" not in capsys.readouterr().out
+    assert run("predict", "no.csv", path, "--logits", "-o", "no_out.csv") == 2
+    assert "no.csv does not exist" in capsys.readouterr().err
+
+
+def test_python_compares_as_the_shell_does():
+    rows = [(one.logits.numpy(), one.labels.numpy()) for one in (batch(1), batch(2))]
+    plain = ["none", "temperature"]
+    for data in (rows[0], Batch(*drawn(1)), [Batch(*drawn(1))]):
+        assert featcal.compare(data, plain, resamples=0).settings["folds"] == 5
+    net, val, test = trained(), noisy_loader(0), noisy_loader(1)
+    crossed = featcal.compare(net, val, plain, resamples=0)
+    collected = featcal.compare(featcal.collect(net, val), plain, resamples=0)
+    assert [one.scores.metrics for one in collected] == [one.scores.metrics for one in crossed]
+    assert [one.recipe for one in featcal.compare(net, val, test, plain, resamples=0)] == plain
+    found = featcal.compare(*rows, plain, metrics=["NLL", "auroc"], resamples=0)
+    assert str(found).startswith("| recipe | NLL | AUROC |")
+    assert found[0].scores.metrics["nll"] <= found[1].scores.metrics["nll"]
+    with pytest.raises(featcal.InputError, match="metric is 'nil'"):
+        featcal.compare(*rows, plain, metrics=["nil"])
+    one = slice(60)
+    few = [(z[one], y[one]) for z, y in rows]
+    every = featcal.compare(*few, recipes="all", resamples=0)
+    assert [one.recipe for one in every] == list(
+        every_recipe(classes=CLASSES, features=False, train=False)
+    )
 
 
 def test_a_calibrator_is_not_written_under_the_name_of_another_format(here, capsys):

@@ -360,9 +360,16 @@ def test_a_page_is_written_of_a_model_and_of_a_pack(mine, tmp_path, quick):
         featcal.report(Net(), loader(0), loader(1), path)
     with pytest.raises(featcal.InputError, match="no known format"):
         featcal.report(Net(), loader(0), loader(1), tmp_path / "x.pdf")
-    for wrong in ((3, loader(0), loader(1)), (Net(), loader(0)), (Net(), "val", "test")):
+    for wrong in ((3, loader(0), loader(1)), (Net(), "val", "test")):
         with pytest.raises(featcal.InputError, match="model, val_loader, test_loader"):
             featcal.report(*wrong, tmp_path / "x.html")
+    with pytest.raises(featcal.InputError, match=r"featcal\.compare.* by cross-fitting"):
+        featcal.report(Net(), loader(0), tmp_path / "x.html")
+    one = loader(0)
+    for test, why in ((None, "is a NoneType"), (["x"], "comes as str"), (one, "are the same")):
+        with pytest.raises(featcal.InputError, match=why) as told:
+            featcal.report(Net(), one, test, tmp_path / "x.html")
+        assert "kept" not in str(told.value)  # in a folder that is gone
     found = featcal.report(featcal.Pack.open(mine), "val", "test", tmp_path / "p.html", **quick)
     again = featcal.report(featcal.Pack.open(mine), tmp_path / "q.html", **quick)
     assert str(again.summary) == str(found.summary)

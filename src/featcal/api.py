@@ -5,12 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from featcal.core.batch import Batch, Data, Head, as_data
+from featcal.core.batch import Batch, Data, Head, as_data, paired
 from featcal.core.calibrator import Calibrator
 from featcal.core.checks import CalibrationWarning, InputError
 from featcal.core.fit import Mode, undisturbed
@@ -29,7 +29,7 @@ from featcal.heads.attach import (
 )
 from featcal.heads.find import NoHead, run, watched
 from featcal.heads.head import Wrapper
-from featcal.report.compare import DEFAULT_RECIPES, Comparison, usual_recipes
+from featcal.report.compare import DEFAULT_RECIPES, Comparison, check_apart, usual_recipes
 from featcal.report.compare import compare as compare_rows
 from featcal.report.evidence import Evidence
 from featcal.report.scores import Scores
@@ -154,8 +154,10 @@ def evaluate(
         positions: how many pixels or tokens of a sample to keep at most; see `collect`.
         options: bins (15), resamples for 95 % intervals (0), and the seed (0) of all draws.
     """
+    if isinstance(getattr(data, "calibrator_", data), Calibrator):
+        raise InputError("data is a calibrator: give the rows first, evaluate(data, calibrator)")
     if not isinstance(data, nn.Module):
-        return score_rows(data, calibrator, head, **options)  # type: ignore[arg-type]
+        return score_rows(paired(data), calibrator, head, **options)  # type: ignore[arg-type]
     drawn = {"ignore_index": ignore_index, "positions": positions, "seed": options.get("seed", 0)}
     rows, used = _seen(data, calibrator, head, unpack, **drawn)  # type: ignore[arg-type]
     return score_rows(rows, used, **options)
@@ -164,7 +166,7 @@ def evaluate(
 def compare(
     data: nn.Module | Batch | Data | Pack,
     *others: Any,  # noqa: ANN401 - see the docstring
-    recipes: Sequence[str] = DEFAULT_RECIPES,
+    recipes: Sequence[str] | Literal["all"] = DEFAULT_RECIPES,
     unpack: Unpack | None = None,
     ignore_index: int = IGNORED,
     positions: int | None = None,
@@ -172,49 +174,58 @@ def compare(
 ) -> Comparison:
     """Fits each recipe on validation rows and scores it on test rows, with 95 % intervals.
 
-    `compare(model, val_loader, test_loader)` runs the model; without a test loader rows are
-    cross-fitted, five folds. `compare(pack)`, `compare(val, test)` and `compare(val, folds=5)` take
-    rows in any form that `evaluate` does.
+    `compare(model, val_loader, test_loader)` runs the model. `compare(pack)` and
+    `compare(val, test)` take rows in any form that `evaluate` does. Without test rows those of val
+    are cross-fitted, five folds.
 
     Args:
         data: the model, without a calibrator; or a pack; or the rows to fit on.
-        others: of a model the loaders of val and test; else the rows to score, the recipes and the
-            last layer, where the rows bring none along.
-        recipes: their texts; "none" is the network as it is.
+        others: of a model the loaders of val and test; else the rows to score. The recipes may
+            follow, and of rows the last layer, where they bring none along.
+        recipes: their texts; "none" is the network as it is, and "all" every method that can be
+            fitted.
         unpack: makes (inputs, labels) of a batch in a form `collect` does not know.
         ignore_index: the label of pixels and tokens that do not count.
         positions: how many pixels or tokens of a sample to keep at most; see `collect`.
-        options: mode, bins, baseline, resamples, seed, folds, train, head.
+        options: mode, metrics, bins, baseline, resamples, seed, folds, train, head.
     """
+    named = [one for one in others if _are_recipes(one)]
+    if len(named) + (recipes is not DEFAULT_RECIPES) > 1:
+        raise InputError("recipes are given twice: name them once")
+    others = tuple(one for one in others if not _are_recipes(one))
+    recipes = named[0] if named else recipes
     if not isinstance(data, nn.Module):
-        if len(others) < 2:
-            options["recipes"] = recipes
-            if recipes is DEFAULT_RECIPES:
-                first = next(iter(as_data(rows_of(data, "val"))), None)
-                features = first is not None and first.features is not None
-                options["recipes"] = usual_recipes(features=features)
-        elif recipes is not DEFAULT_RECIPES:
-            raise InputError("recipes are given twice: name them once")
-        return compare_rows(data, *others, **options)
+        rows, *rest = map(paired, (data, *others))
+        if recipes is DEFAULT_RECIPES:
+            first = next(iter(as_data(rows_of(rows, "val"))), None)
+            recipes = usual_recipes(features=first is not None and first.features is not None)
+        test, *layer = rest or [options.pop("test_data", None)]
+        check_apart(rows, test)
+        if test is None and not isinstance(rows, Pack):
+            options.setdefault("folds", FOLDS)
+        return compare_rows(rows, test, recipes, *layer, **options)
     check_uncalibrated(data)
     if not 1 <= len(others) <= 2:
         raise InputError(
-            "compare(model, ...): pass the loader of val, that of test if there is one, and "
-            "recipes by name, recipes=[...]"
+            "compare(model, ...): pass the loader of val, that of test if there is one, and the "
+            "recipes, a list of texts"
         )
     head = options.pop("head", None)
     drawn = {"ignore_index": ignore_index, "positions": positions, "seed": options.get("seed", 0)}
-    if len(others) == 2 and others[0] is others[1]:
-        raise InputError(
-            "val and test are the same loader: never score on the rows of the fit; leave out test "
-            "to cross-fit them"
-        )
+    if len(others) == 2:
+        check_apart(*others)
     val, *rest = (_seen(data, one, head, unpack, **drawn)[0] for one in others)
     if not rest:
         options.setdefault("folds", FOLDS)
     if recipes is DEFAULT_RECIPES:
         recipes = usual_recipes(features=val.head is not None)
     return compare_rows(val, rest[0] if rest else None, recipes, **options)
+
+
+def _are_recipes(given: object) -> bool:
+    """Whether an argument is meant as recipes: texts, or what `compare_rows` refuses as such."""
+    first = given[0] if isinstance(given, (list, tuple)) and given else given
+    return isinstance(first, (str, Calibrator))
 
 
 def _seen(

@@ -39,7 +39,7 @@ from featcal.core.checks import (
     check_choice,
     check_finite,
     check_probs,
-    like_probs,
+    doubt_logits,
 )
 from featcal.core.fit import FitReport, Mode, evaluating
 from featcal.core.text import parse
@@ -353,7 +353,10 @@ def _labels(given: Rows, rows: int, *, flat: bool = False) -> Array:
         check_finite("values of y", torch.from_numpy(y)[:, None])
         if (y % 1 != 0).any():
             value = y[y % 1 != 0][0]
-            raise InputError(f"Unknown label type: y is continuous ({value:.6g}): pass classes")
+            raise InputError(
+                f"Unknown label type: y is continuous ({value:.6g}), as the targets of a "
+                "regression, which is not supported: pass classes"
+            )
     return y
 
 
@@ -422,13 +425,9 @@ def _read_head(given: Any) -> Head | None:  # noqa: ANN401 - whatever the caller
 
 def _doubt(rows: Tensor, head: Any, kind: str, *, depth: int) -> None:  # noqa: ANN401 - any head
     """Warns of probabilities that are read as logits."""
-    if kind == "logits" and head is None and like_probs(rows):
-        warnings.warn(
-            "Calibrated: the rows of X lie in 0..1 and sum to 1, as probabilities do, and are "
-            "read as logits: pass kind='probs' if they are probabilities",
-            CalibrationWarning,
-            stacklevel=depth,
-        )
+    text = doubt_logits(rows, "Calibrated: the rows of X", "pass kind='probs'")
+    if text and kind == "logits" and head is None:
+        warnings.warn(text, CalibrationWarning, stacklevel=depth)
 
 
 def _entering(rows: Tensor, head: Head | None, kind: str) -> Tensor:

@@ -3,6 +3,7 @@
 import json
 import re
 import stat
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from featcal.losses import LOSSES
 from featcal.metrics.columns import COLUMNS
 from featcal.train.engine import PRECISIONS
 from featcal.train.history import MAX_RUNS
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help():
@@ -36,6 +39,9 @@ def test_help_lists_every_command_and_every_method():
     assert app.group.get_command(None, "nothing") is None
     named = re.findall(r"\w+", said.partition("Methods, for recipes:")[2])
     assert named == list(listed.METHODS) == list(library.METHODS)
+    table = (ROOT / "docs" / "methods.md").read_text().partition("## Which one?")[0]
+    names = re.findall(r"^\| `(\w+)`(?:, `(\w+)`)? ", table, re.MULTILINE)
+    assert [name for pair in names for name in pair if name] == named
 
 
 def test_what_help_says_without_the_library_is_what_it_has():

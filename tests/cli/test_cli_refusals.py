@@ -73,6 +73,7 @@ REFUSED = [
     ("eval five vector", "was fitted to 4 classes five have 5"),
     ("eval logits cal", "logits logits alone"),
     ("report pack -o page.pdf", "page.pdf .html"),
+    ("report one -o new.html", "'test' --folds 5"),
     ("fit logits clip -o new", "logits alone"),
     ("compare logits none clip", "logits alone needs no features"),
     # Splits.
@@ -98,7 +99,7 @@ REFUSED = [
     ("fit pack '' -o new", "empty"),
     ("fit pack klip -o new", "'klip' did you mean clip?"),
     ("compare pack none klip", "'klip' did you mean clip?"),
-    ("fit pack 'clip(c=3)' -o new", "'c' min_accuracy"),
+    ("fit pack 'clip(c=3)' -o new", "'c' did you mean threshold? min_accuracy"),
     ("fit pack 'temperature | clip' -o new", "wrong order"),
     (f"compare pack {'(' * 500}", "does not parse"),
     # Options of compare.

@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from featcal import Batch, FeatureClip, InputError, Temperature
-from featcal.core.batch import as_data
+from featcal.core.batch import as_data, two_classes
 from featcal.core.checks import (
     check_batch,
     check_finite,
     check_probs,
     check_same,
     checked_labels,
+    like_probs,
     rows_text,
 )
 from featcal.core.fit import survey
@@ -179,6 +180,15 @@ def test_a_probability_may_round_out_of_range_by_a_millionth():
         for row in ([1 - out, out], [out]):
             with pytest.raises(InputError, match=r"probs\[0\]"):
                 check_probs(torch.tensor([row], dtype=torch.float64))
+
+
+def test_probabilities_among_logits_are_told_from_logits():
+    probs = Z.softmax(1)
+    for rows in (probs, probs.bfloat16(), torch.round(probs, decimals=2), torch.eye(3)):
+        assert like_probs(rows)
+    z = torch.linspace(0.995, 1, 100)
+    for rows in (Z, Z[:0], probs - 0.01, probs + 0.01, two_classes(z), two_classes(z)[:1], z):
+        assert not like_probs(rows)
 
 
 def test_probabilities_may_be_off_by_what_their_precision_or_the_caller_allows():

@@ -24,7 +24,8 @@ def test_names_calls_and_bars_are_read():
     [
         ("nope", "no method is called 'nope'; there are .*clip.*temperature"),
         ("clip(0.99)", r"clip takes arguments by name only, as in clip\(threshold=None"),
-        ("clip(c=2)", "clip has no argument 'c'"),
+        ("clip(c=2)", r"clip has no argument 'c': did you mean threshold\?"),
+        ("temperature(T=2)", r"no argument 'T': did you mean temperature\?"),
         ("clip(**{'a': 1})", r"clip has no argument '\*\*'"),
         ("clip(min_accuracy=x)", "min_accuracy=.?x.? is not a literal"),
         ("clip(min_accuracy=__import__('os').system('true'))", "is not a literal"),

@@ -272,7 +272,7 @@ def test_what_is_no_pack(pack, tmp_path):
     (tmp_path / "run").mkdir()
     pack.path.rename(tmp_path / "run" / "pack")
     for name, message in {
-        "none": "it does not exist; make one with",
+        "none": "none does not exist: .*make one with",
         "": r"not a folder with a manifest\.json",
         "my data.npz": r"import it with .*pack import '.*my data\.npz' -o 'my data'",
         "run": "the folder of a run; give .*pack",

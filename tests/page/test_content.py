@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import featcal
-from featcal import InputError, parse
+from featcal import InputError, parse, write_pack
 from featcal.analysis import BeforeAfter, ChangedPredictions, ConfidentCounts, EntropyGrowth, base
 from featcal.core import fit, memory
 from featcal.data import PackSplit
@@ -139,6 +139,12 @@ def test_none_comes_first_and_recipes_keep_their_names_and_thresholds(pack, comp
 def test_what_cannot_be_is_refused(pack, options, text):
     with pytest.raises(InputError, match=text):
         Content.of(pack, **options)
+
+
+def test_a_pack_without_a_split_to_score_is_told_of_cross_fitting(pack, tmp_path):
+    only = write_pack(tmp_path / "only", {"val": pack.split("val")}, head=pack.head)
+    with pytest.raises(InputError, match=r"no split 'test'.*featcal compare \S*only --folds 5"):
+        Content.of(only)
 
 
 def test_many_classes_get_fewer_thresholds(content, monkeypatch):

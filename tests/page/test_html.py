@@ -230,7 +230,9 @@ def test_markdown_for_a_pull_request(content):
     best = [cell.text for cell in cells if cell.mark == "best"]
     table = compared.split("| recipe | accuracy % | gap % |")[1].split("\n\n")[0]
     assert re.findall(r"\*\*(.*?)\*\*", table) == best
-    assert table.count(" better |") == sum(cell.mark == "better" for cell in cells)
+    assert table.count(" better |") == sum(cell.finding == "better" for cell in cells)
+    assert ("‡" in table) == ("- ‡ " in text)
+    assert all(cell.finding for cell in cells if cell.mark in ("better", "worse"))
     rows = re.findall(r"^\|.*\|$", entropies, flags=re.MULTILINE)
     assert len(rows) == 2 + 3
     assert len({row.replace("\\|", "").count("|") for row in rows}) == 1

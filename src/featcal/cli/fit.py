@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from featcal.cli import app
-from featcal.core.checks import CalibrationWarning, InputError, check_finite
+from featcal.core.checks import CalibrationWarning, InputError, check_finite, doubt_logits
 from featcal.core.files import check_free
 from featcal.core.progress import tell
 from featcal.core.table import Table
@@ -266,7 +267,7 @@ def predict(
     if app.is_first():
         check_free(output, overwrite=force)
     check_format(output)
-    kind = app.kind_of(logits, probs)
+    kind, told = app.kind_of(logits, probs), ""
     if not source.is_file():
         pack = Pack.open(source)
         calibrator = load_for(calibrator_path, pack)
@@ -304,9 +305,16 @@ def predict(
             head = (
                 None if weights is None else linear_of(**{k: wide(v) for k, v in weights.items()})
             )
-            found = _predicted(checked, calibrator, head)
+            first = next(checked)
+            if weights is None and first.logits is not None:
+                rows_of = f"the rows of {source}"
+                told = doubt_logits(
+                    first.logits, rows_of, "give --probs, or name columns prob_...,"
+                )
+            found = _predicted(chain([first], checked), calibrator, head)
             rows = write_probs(output, found, contents.class_names, overwrite=force)
-    app.say(f"Wrote {output}: {rows[0]:,} rows, {rows[1]} classes")
+    warned = [f"Warning: {told}"] if told else []
+    app.say(*warned, f"Wrote {output}: {rows[0]:,} rows, {rows[1]} classes")
 
 
 def _predicted(

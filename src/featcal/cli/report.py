@@ -105,9 +105,7 @@ def _content(
     pack = Pack.open(pack_path)
     files = {str(path): load_for(path, pack) for path in calibrators}
     # Refused before any row is looked at: what is wrong here is no fault of the rows of a split.
-    check_splits(fit_split, test_split)
-    for part in (fit_split, test_split):
-        pack.split(part)
+    check_splits(pack, fit_split, test_split)
     for calibrator in parse_all(recipes) if recipes else ():
         if calibrator is not None:
             check_recipe(calibrator, pack)

@@ -15,6 +15,7 @@ stands for k rows of two classes, no and yes, which `answers` gives (see `core/l
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from featcal.core import memory
-from featcal.core.checks import InputError, check_probs, checked_groups
+from featcal.core.checks import (
+    CalibrationWarning,
+    InputError,
+    check_probs,
+    checked_groups,
+    doubt_logits,
+)
 from featcal.core.progress import spread
 
 if TYPE_CHECKING:
@@ -174,6 +181,21 @@ def head_of(data: object) -> Head | None:
     return found if isinstance(found, nn.Module) else None
 
 
+def paired(data: Any, depth: int = 3) -> Any:  # noqa: ANN401 - any data; no pair: as it is
+    """The batch of a pair of arrays, (logits, labels); any other data as it is.
+
+    Probabilities in place of logits are doubted `depth` calls above.
+    """
+    if not isinstance(data, tuple) or len(data) != 2 or isinstance(data[0], Batch):
+        return data
+    batch = Batch(*(torch.as_tensor(part) for part in data))
+    if batch.logits is not None and batch.labels.ndim == 1:
+        remedy = "pass featcal.Batch.from_probs(probs, labels)"
+        if text := doubt_logits(batch.logits, "the rows of the pair (logits, labels)", remedy):
+            warnings.warn(text, CalibrationWarning, stacklevel=depth)
+    return batch
+
+
 def as_data(data: Batch | Data | tuple[Any, Any], head: Head | None = None) -> Data:
     """Data as a re-iterable of chunks on the head's device; one Batch stands for a list of one.
 
@@ -185,9 +207,7 @@ def as_data(data: Batch | Data | tuple[Any, Any], head: Head | None = None) -> D
     device = device_of(head)
     if isinstance(data, Chunked) and data.device == device:
         return data
-    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data[0], Batch):
-        data = Batch(*(torch.as_tensor(part) for part in data))
-    classes = widest(head)
+    data, classes = paired(data), widest(head)
     if isinstance(data, Batch):
         return Chunked([data], device, classes)
     if not isinstance(data, Iterable):

@@ -25,6 +25,7 @@ from featcal.core.batch import (
     Through,
     as_data,
     head_of,
+    paired,
     raw_logits,
     trainable,
 )
@@ -143,7 +144,7 @@ class Calibrator(nn.Module, ABC):
         if train is None and self.needs_train:
             raise InputError(f"{self!r} measures distance to training rows: pass train=, such rows")
         head = as_head(head)
-        data = as_data(data, head)
+        data = as_data(paired(data, 6), head)  # past the decorators
         with evaluating(head), exact(), ExitStack() as stack:
             facts = survey(data, head)
             if facts.several != self.several:

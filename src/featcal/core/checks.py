@@ -32,6 +32,8 @@ Kind = Literal["logits", "probs"]
 ARGUMENT = re.compile(r"<([\w=.]+)>")
 ROUNDING = 1e-6  # how far below 0 or above 1 one may lie: exp(z - logsumexp(z)) may end there
 ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
+ROUNDED_SUM = 1e-2 + 1e-6  # the same of probabilities rounded to two or three decimals
+DOUBTED_ROWS = 1000  # rows that are looked at to tell logits from probabilities
 SHOWN_ROWS = 5
 # The most of a whole number, by its name: a larger one would only take time or memory.
 MOST = {
@@ -181,9 +183,33 @@ def sum_tolerance(values: Tensor) -> float:
 
 
 def like_probs(rows: Tensor) -> bool:
-    """Whether rows (n, k) given as logits look like probabilities."""
-    near = (rows.sum(1) - 1).abs() < sum_tolerance(rows)
-    return rows.shape[1] > 1 and bool((rows >= 0).all() & near.all())
+    """Whether rows (n, k) given as logits look like probabilities, whole or rounded.
+
+    The two logits (0, z) of a sigmoid never do: z near 1 would.
+    """
+    if rows.ndim != 2 or rows.shape[1] < 2 or not len(rows):
+        return False
+    rows = rows[:DOUBTED_ROWS].float()
+    if rows.shape[1] == 2 and not bool(rows[:, 0].any()):
+        return False
+    near = (rows.sum(1) - 1).abs() <= ROUNDED_SUM
+    return bool(((rows >= 0) & (rows <= 1)).all() & near.all())
+
+
+def doubt_logits(rows: Tensor, name: str, remedy: str) -> str:
+    """What to say of rows (n, k) that are read as logits and look like probabilities; else "".
+
+    >>> import torch
+    >>> doubt_logits(torch.tensor([[0.25, 0.74]]), "the rows of X", "pass kind='probs'")
+    "the rows of X lie in 0..1 and sum to 1, as probabilities do, and are read as logits: pass \
+kind='probs' if they are probabilities"
+    """
+    if not like_probs(rows):
+        return ""
+    return (
+        f"{name} lie in 0..1 and sum to 1, as probabilities do, and are read as logits: {remedy} "
+        "if they are probabilities"
+    )
 
 
 def check_probs(

@@ -3,12 +3,11 @@
 The orders in which the library lists its parts, and the defaults that it shares with options.
 """
 
-# Methods that are not among them come after.
+# Methods in the order of docs/methods.md; those that are not among them come after.
 METHODS = (
-    *("auto",),
-    *("vector", "matrix", "dirichlet", "bbq", "classwise", "clip", "density", "ensemble", "group"),
-    *("histogram", "isotonic", "logit_clip", "norm_clip", "parameterised", "proximity", "sample"),
-    *("spline", "svs", "sms", "temperature"),
+    *("auto", "clip", "norm_clip", "temperature", "ensemble", "parameterised", "sample"),
+    *("classwise", "group", "proximity", "density", "logit_clip", "histogram", "isotonic"),
+    *("spline", "bbq", "vector", "matrix", "dirichlet", "svs", "sms"),
 )
 LOSSES = (
     *("adafocal", "dual_focal", "focal", "flsd", "flsc", "mmce"),

@@ -141,7 +141,9 @@ class Reader(Generic[Made]):
             if keyword.arg in values:
                 raise InputError(f"{where}: {name} is given {keyword.arg} twice")
             if keyword.arg is None or keyword.arg not in known:
-                near = _nearest(keyword.arg or "", known)
+                symbols = getattr(self.known[name], "symbols", {})  # as tables call the values
+                near = [key for key in known if symbols.get(key) == keyword.arg]
+                near = near or _nearest(keyword.arg or "", known)
                 meant = f"did you mean {near[0]}? It" if near else "it"
                 takes = f"{meant} takes {listed}" if known else "it takes none"
                 raise InputError(

@@ -353,6 +353,15 @@ def _makes(head: Head | None, seen: Seen) -> bool:
     return True
 
 
+def check_loader(loader: object) -> None:
+    """Refuses what gives no batches."""
+    if not isinstance(loader, Iterable):
+        raise InputError(
+            f"loader is a {type(loader).__name__}: pass batches of (inputs, labels), such as a "
+            "DataLoader gives"
+        )
+
+
 def unpacked(
     model: nn.Module, loader: Iterable[Any], unpack: Unpack | None = None
 ) -> Iterator[tuple[Any, Tensor]]:
@@ -360,11 +369,7 @@ def unpacked(
 
     Each is a pair, or a mapping with the labels under a usual name, or what `unpack` makes one of.
     """
-    if not isinstance(loader, Iterable):
-        raise InputError(
-            f"loader is a {type(loader).__name__}: pass batches of (inputs, labels), such as a "
-            "DataLoader gives"
-        )
+    check_loader(loader)
     for batch in loader:
         pair = batch if unpack is None else unpack(batch)
         if unpack is None and isinstance(batch, Mapping):

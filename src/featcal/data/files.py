@@ -28,7 +28,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featcal.core.batch import CHUNK_ROWS, Batch, Chunked, zero_or_one
-from featcal.core.checks import CalibrationWarning, InputError, Kind, like_probs
+from featcal.core.checks import CalibrationWarning, InputError, Kind, doubt_logits
 from featcal.core.files import REMOVE, check_free
 from featcal.core.stored import json_of, made, map_npy, npy_of, reading
 from featcal.data.pack import SPLIT_NAME, Gate, Pack, head_tensors, write_pack
@@ -106,13 +106,10 @@ def import_files(
 def doubt(pack: Pack) -> str:
     """Says where what was imported as logits looks like probabilities; else empty."""
     first = next(iter(pack.split(pack.splits[0])))
-    if first.logits is None or first.labels.ndim > 1 or not like_probs(first.logits.float()):
+    if first.logits is None or first.labels.ndim > 1:
         return ""
-    return (
-        f"the rows of {pack.splits[0]} lie in 0..1 and sum to 1, as probabilities do, and are kept "
-        "as logits: import them as probabilities (--probs, or arrays called <split>_probs) if they "
-        "are"
-    )
+    remedy = "import them with --probs, or as arrays called <split>_probs,"
+    return doubt_logits(first.logits, f"the rows of {pack.splits[0]}", remedy)
 
 
 def read_files(

@@ -149,8 +149,10 @@ class Pack:
         """
         path = Path(path)
         if not (path / MANIFEST).is_file():
-            why = f"it is not a folder with a {MANIFEST}" if path.exists() else "it does not exist"
+            why = f"it is not a folder with a {MANIFEST}"
             remedy = 'make one with "featcal pack import FILE... -o DIR"'
+            if not path.exists():
+                raise InputError(f"{path} does not exist: check its name; of a pack, {remedy}")
             if path.suffix in FILES:
                 command = f"import {shlex.quote(str(path))} -o {shlex.quote(path.stem)}"
                 remedy = f'import it with "featcal pack {command}"'

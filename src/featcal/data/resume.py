@@ -36,6 +36,7 @@ from featcal.data.pack import HEAD, MANIFEST, Gate, Layout, Pack, Part
 VERSION = 1
 PARTIAL = ".partial"
 JOURNAL = "journal.json"
+KEPT = "; what was done is kept in"
 SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 # Of a DataLoader, for one that gives some of its batches.
 SAME_OPTIONS = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
@@ -233,7 +234,7 @@ def opened(path: Path | str, settings: dict[str, Any]) -> Iterator[Partial | Non
             if not partial.shards:
                 shutil.rmtree(partial.folder)
             elif isinstance(error, InputError) and folder.name not in str(error):
-                raise InputError(f"{error}; what was done is kept in {folder}") from error
+                raise InputError(f"{error}{KEPT} {folder}") from error
             raise
 
 

@@ -46,6 +46,12 @@ def attach(
             ablation: `collect(..., layer=...)`); the other steps act on the logits as ever.
     """
     check_uncalibrated(model)
+    if not isinstance(calibrator, Calibrator):
+        raise InputError(
+            f"calibrator is a {type(calibrator).__name__}: give a fitted one, as "
+            "featcal.parse(recipe).fit(...) makes; featcal.load(file, onto=model) attaches a file, "
+            "and featcal.calibrate(model, loader, recipe) fits and attaches"
+        )
     calibrator = calibrator.outcome()
     if calibrator.fresh:
         told = f"{calibrator!r} was never fitted and changes nothing: fit it, or load its values"
@@ -122,6 +128,8 @@ def is_calibrated(model: nn.Module) -> bool:
 
 def check_uncalibrated(model: nn.Module) -> None:
     """Refuses a model that has a calibrator already, and what is no model."""
+    if isinstance(model, Calibrator):
+        raise InputError(f"model is the calibrator {model!r}: give the network first")
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model is a {type(model).__name__}: give a network, a torch module; scores of other "

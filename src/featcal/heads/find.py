@@ -95,7 +95,8 @@ def find_head(
         path = _proved(model, inputs, path, told=told, bare=bare, several=several)
     if path is None:
         what = "several classifiers" if layers else "no linear layer"
-        raise InputError(f"the model has {what}: pass head=, the path of its last layer")
+        output = "" if layers else ", or head='' where the recipe needs the model's output alone"
+        raise InputError(f"the model has {what}: pass head=, the path of its last layer{output}")
     return _reached(model, path)
 
 
@@ -301,6 +302,12 @@ def outputs_in(output: Any) -> list[Tensor]:  # noqa: ANN401
 
 def logits_in(output: Any) -> Tensor:  # noqa: ANN401
     """The logits in the output of a model that no linear layer makes."""
+    parts = output if isinstance(output, (tuple, list)) else [output]
+    if any(isinstance(part, Mapping) and "boxes" in part for part in parts):
+        raise InputError(
+            "the model gives boxes, as detection does, and only class numbers are supported: give "
+            "the class logits of matched boxes as Batch(logits, labels)"
+        )
     found = [one for one in outputs_in(output) if one.is_floating_point() and one.ndim > 0]
     if len(found) != 1:
         shapes = ", ".join(str(tuple(one.shape)) for one in found) or "none"

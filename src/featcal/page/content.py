@@ -111,7 +111,7 @@ class Content:
             seed: of all that is drawn.
             command: what was typed, for the reader to repeat.
         """
-        check_splits(fit, test)
+        check_splits(pack, fit, test)
         if not checked_resamples(resamples):
             raise InputError("resamples is 0: a page that says what is chance needs some, as 1000")
         scene = Scene.of(pack, fit, test, bins=bins, seed=seed)
@@ -413,10 +413,22 @@ def filled_bins(found: analysis.GroupCalibration) -> list[list[list[float]]]:
     ]
 
 
-def check_splits(fit: str, test: str) -> None:
-    """Refuses to score the rows that are fitted on."""
+def check_splits(pack: Pack, fit: str, test: str) -> None:
+    """Refuses to score the rows that are fitted on, and splits that are not there."""
     if fit == test:
         raise InputError(f"fit and test are both {fit!r}: score on rows that were not fitted on")
+    for name in (fit, test):
+        try:
+            pack.split(name)
+        except InputError as error:
+            if len(pack.splits) > 1:
+                raise
+            (only,) = pack.splits
+            option = "" if only == "val" else f" --fit-split {only}"
+            command = f"featcal compare {shlex.quote(str(pack.path))}{option} --folds 5"
+            raise InputError(
+                f'{error}; a page needs a second split, to score on, and "{command}" does without'
+            ) from error
 
 
 def check_train(calibrator: Calibrator) -> None:

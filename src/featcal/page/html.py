@@ -23,8 +23,8 @@ from featcal.page.content import Content, Entry, Scene
 from featcal.page.verdict import Certainty, contest
 from featcal.page.wording import ASSETS, environment, missing, named, percent, say, words
 from featcal.report.compare import Comparison
+from featcal.report.tables import WIDE, comparison_block, inert, metric_cells, notes
 from featcal.report.tables import Table as TextTable
-from featcal.report.tables import inert, metric_cells, notes
 from featcal.version import __version__
 
 if TYPE_CHECKING:
@@ -69,14 +69,21 @@ def render(content: Content, *, live: bool = False) -> str:
 
 def markdown(content: Content) -> str:
     """The report for a pull request: the summary, the comparison, the entropies."""
-    template = environment().get_template("report.md")
+    template, tables = environment().get_template("report.md"), page_tables(content)
+    shown = comparison_block(content.comparison, columns(SHOWN))
+    first, *heads = tables["comparison"].heads
+    signed = (
+        replace(head, text=head.text + WIDE * (WIDE in marked))
+        for head, marked in zip(heads, shown.marked, strict=True)
+    )
+    tables["comparison"] = replace(tables["comparison"], heads=(first, *signed))
     text = template.render(
         content=content,
         summary=content.summary,
-        tables=page_tables(content),
+        tables=tables,
         findings=_findings(content),
         meanings=words().meanings,
-        notes=notes(content.comparison),
+        notes=notes(content.comparison, [shown]),
         fits=[entry for entry in content.entries if entry.fitted],
         markdown_table=_markdown_table,
     )
@@ -183,6 +190,7 @@ class Cell:
         value: what it is sorted by; None to sort by the text.
         small: a second line, such as an interval.
         mark: "best", "better" or "worse", said in words as well.
+        finding: "better" or "worse", also where the mark is "best".
         code: whether the text is to be typed.
     """
 
@@ -190,6 +198,7 @@ class Cell:
     value: float | None = None
     small: str = ""
     mark: str = ""
+    finding: str = ""
     code: bool = False
 
 
@@ -249,8 +258,8 @@ def comparison_table(comparison: Comparison, seen: Sequence[int] = ()) -> Table:
             value = abs(cell.value) if column.name == "overconfidence" else cell.value
             judged = "" if cell.finding is None else cell.finding[1]
             mark = "best" if clear and place in alike else judged
-            shown = (cell.number, _known(value), cell.range, mark if place in fair else "")
-            rows[place].append(Cell(*shown))
+            marks = (mark, judged) if place in fair else ()
+            rows[place].append(Cell(cell.number, _known(value), cell.range, *marks))
     return Table.of("comparison", map(tuple, rows))
 
 
@@ -412,9 +421,8 @@ def _markdown_table(table: Table) -> str:
     def text(cell: Cell) -> str:
         if cell.code:
             return f"`{cell.text}`"
-        best = cell.mark == "best"
-        parts = (f"**{cell.text}**" if best else cell.text, cell.small, "" if best else cell.mark)
-        return " ".join(filter(None, parts))
+        number = f"**{cell.text}**" if cell.mark == "best" else cell.text
+        return " ".join(filter(None, (number, cell.small, cell.finding)))
 
     heads = tuple(head.text for head in table.heads)
     rows = tuple(tuple(map(text, row)) for row in table.rows)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from featcal.core.batch import Batch, Data, Head, as_data, head_of
+from featcal.core.batch import Batch, Data, Head, as_data, head_of, paired
 from featcal.core.checks import InputError
 from featcal.core.files import check_free, new_file
 from featcal.core.labels import all_labels
 from featcal.core.text import parse
-from featcal.data.collect import IGNORED, Unpack
+from featcal.data.collect import IGNORED, Unpack, check_loader
 from featcal.data.pack import SPLIT_NAME, Pack, write_pack
-from featcal.data.resume import collect_pack
+from featcal.data.resume import KEPT, collect_pack
 from featcal.heads.attach import check_uncalibrated
 from featcal.heads.head import as_head, linear_view
 from featcal.page.content import Content
 from featcal.page.html import check_packages, render
-from featcal.report.compare import DEFAULT_RECIPES
+from featcal.report.compare import DEFAULT_RECIPES, check_apart
 
 ENDINGS = (".html", ".htm")
 
@@ -87,28 +88,43 @@ def write_report(
         write_page(content, path, overwrite=overwrite)
         return content
     is_model = isinstance(data, nn.Module)
+    if len(given) == is_model and not any(isinstance(one, str) for one in given):
+        raise InputError(
+            "a page needs rows to score, beside those to fit on: give them behind val; "
+            "featcal.compare(...) does without, by cross-fitting"
+        )
     if len(given) != 1 + is_model or any(isinstance(one, str) for one in given):
         raise InputError(
             "pass what the page is about, and where it goes: report(model, val_loader, "
             'test_loader, "report.html"), report(pack, "report.html"), or '
             'report(val, test, "report.html") of rows'
         )
+    if isinstance(data, nn.Module):
+        check_uncalibrated(data)
+        for loader in given:
+            check_loader(loader)
+        check_apart(*given)
+    else:
+        data, *given = map(paired, (data, *given), repeat(4))  # `featcal.report` stands above
+        check_apart(data, *given)
     with tempfile.TemporaryDirectory() as folder:
         name = type(data).__name__ if is_model else "rows"
         place = Path(folder) / name
         if isinstance(data, nn.Module):
-            check_uncalibrated(data)
             drawn: Any = {"ignore_index": ignore_index, "positions": positions}
             drawn["seed"] = options.get("seed", 0)
             loaders = dict(zip(("val", "test"), given, strict=True))
-            pack = collect_pack(data, loaders, place, head=head, unpack=unpack, **drawn)  # type: ignore[arg-type]
+            try:
+                pack = collect_pack(data, loaders, place, head=head, unpack=unpack, **drawn)  # type: ignore[arg-type]
+            except InputError as error:  # nothing is kept here
+                raise InputError(str(error).partition(KEPT)[0]) from error
             more = "" if ignore_index == IGNORED else f", ignore_index={ignore_index}"
             more += "" if positions is None else f", positions={positions}"
             typed, compared = f"model, val, test, {str(path)!r}{more}", f"model, val, test{more}"
             fitted = f"model = featcal.calibrate(model, val, {{!r}}{{}}{more})"
         else:
             layer = head_of(data) if head is None else head
-            rows = {"val": as_data(data), "test": as_data(given[0])}
+            rows = {"val": as_data(data), "test": as_data(given[0])}  # type: ignore[arg-type]
             pack = write_pack(place, rows, head=linear_view(as_head(layer)))  # type: ignore[arg-type]
             typed, compared = f"val, test, {str(path)!r}", "val, test"
             fitted = "calibrator = featcal.parse({!r}).fit(val{})"

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, final, overload
+from typing import Any, Literal, final, overload
 
 import numpy as np
 import torch
@@ -31,10 +31,10 @@ from featcal.core.memory import Size, under_cap
 from featcal.core.progress import track
 from featcal.core.sample import Folds, first_row
 from featcal.core.text import NONE, parse
-from featcal.data.pack import Pack, rows_of
+from featcal.data.pack import Pack, PackSplit, rows_of
 from featcal.heads.head import as_head, linear_view
 from featcal.methods import METHODS
-from featcal.metrics.columns import COLUMNS
+from featcal.metrics.columns import COLUMNS, columns
 from featcal.metrics.inputs import checked_bins
 from featcal.report.bootstrap import (
     FLOOR,
@@ -62,16 +62,18 @@ from featcal.report.tables import html, markdown
 from featcal.version import __version__
 
 DEFAULT_RECIPES = (NONE, "auto", "temperature", "clip", "clip | temperature")
+ALL = "all"  # in place of recipes: every one that can be fitted
 
 
 @under_cap
 def compare(
     fit_data: Batch | Data | Pack,
     test_data: Batch | Data | None = None,
-    recipes: Sequence[str] = DEFAULT_RECIPES,
+    recipes: Sequence[str] | Literal["all"] = DEFAULT_RECIPES,
     head: Head | None = None,
     *,
     mode: Mode = "joint",
+    metrics: Sequence[str] = (),
     bins: int = 15,
     baseline: str | None = None,
     resamples: int = RESAMPLES,
@@ -86,9 +88,11 @@ def compare(
         fit_data: labelled rows the classifier was not trained on, in any form `evaluate` takes; a
             pack stands for its splits val and test.
         test_data: other such rows; None with `folds` or a pack.
-        recipes: their texts; "none" is the network as it is.
+        recipes: their texts; "none" is the network as it is, and "all" every method that can be
+            fitted.
         head: the classifier's last layer, when the data holds features and does not bring it along.
         mode: pipelines are fitted jointly, or "sequential", step by step as in the paper.
+        metrics: the columns to show, which also sort the rows, by the first.
         bins: of the binned metrics.
         baseline: the recipe the others are compared with, by paired differences; without one
             "none", where it is among the recipes.
@@ -106,10 +110,14 @@ def compare(
     >>> found.difference(1, "ece").verdict
     'better'
     """
-    calibrators = parse_all(recipes)
-    names = [NONE if calibrator is None else repr(calibrator) for calibrator in calibrators]
+    every = isinstance(recipes, str) and recipes == ALL
+    calibrators = [] if every else parse_all(recipes)
+    shown = tuple(column.name for column in columns(tuple(map(str.lower, metrics))))
     if isinstance(fit_data, Pack) and test_data is None and folds is None:
-        test_data = fit_data.split("test")
+        try:
+            test_data = fit_data.split("test")
+        except InputError as error:
+            raise InputError(f"{error}, or cross-fit val with folds=5") from error
     fit_data = rows_of(fit_data, "val")
     if head is None:
         head, other = head_of(fit_data), head_of(test_data)
@@ -119,12 +127,6 @@ def compare(
                 "test_data comes with another head than fit_data: pass head=, one for both"
             )
     head = as_head(head)
-    held = NONE if baseline is None else recipe_text(baseline)
-    if baseline is not None and held not in names:
-        raise InputError(
-            f"baseline is {baseline!r}, which is not among the recipes: add it to them"
-        )
-    base = names.index(held) if held in names else None
     checked_bins(bins)
     checked_resamples(resamples)
     checked_seed(seed)
@@ -133,6 +135,19 @@ def compare(
     if folds is not None and test_data is not None:
         raise InputError(f"folds is {folds} and test_data is given: pass test_data=None")
     scored = as_data(fit_data if test_data is None else test_data, head)
+    if every:
+        with evaluating(head):
+            facts = survey(scored, head)  # which it keeps
+        features = head is not None and facts.width > 0
+        found = every_recipe(classes=facts.classes, features=features, train=train is not None)
+        calibrators = parse_all(found)
+    names = [NONE if calibrator is None else repr(calibrator) for calibrator in calibrators]
+    held = NONE if baseline is None else recipe_text(baseline)
+    if baseline is not None and held not in names:
+        raise InputError(
+            f"baseline is {baseline!r}, which is not among the recipes: add it to them"
+        )
+    base = names.index(held) if held in names else None
     with evaluating(head):
         facts = survey(scored, head)
         first = first_row(scored)
@@ -179,7 +194,24 @@ def compare(
         drawn=drawn,
     )
     against = tuple(None if index == base else base for index in range(len(rows)))
-    return Comparison(tuple(rows), against, settings)
+    compared = Comparison(tuple(rows), against, settings, shown)
+    return compared.sorted_by(shown[0]) if shown else compared
+
+
+def check_apart(val: object, test: object) -> None:
+    """Refuses to score the rows of the fit: the same loader, split or arrays twice."""
+    same = val is test and val is not None
+    if isinstance(val, PackSplit) or isinstance(test, PackSplit):
+        same = val == test
+    elif isinstance(val, Batch) and isinstance(test, Batch):
+        first, other = (b.features if b.logits is None else b.logits for b in (val, test))
+        same = first is not None and other is not None and first.device == other.device
+        same = same and torch.equal(first, other) and torch.equal(val.labels, test.labels)  # type: ignore[arg-type]
+    if same:
+        raise InputError(
+            "val and test are the same rows: never score on the rows of the fit; leave out test to "
+            "cross-fit them"
+        )
 
 
 def settings_of(
@@ -297,11 +329,13 @@ class Comparison(Sequence[Row]):
         rows: one per recipe.
         against: for each row the index of the row it is compared with; None for a baseline.
         settings: how the numbers came about, JSON-ready.
+        metrics: the columns that are shown; the usual ones where there are none.
     """
 
     rows: tuple[Row, ...]
     against: tuple[int | None, ...]
     settings: dict[str, Any] = field(default_factory=dict)
+    metrics: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rows)

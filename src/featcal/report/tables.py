@@ -19,7 +19,7 @@ from featcal.core.calibrator import METHODS
 from featcal.core.fit import FitReport, StepReport
 from featcal.core.table import Table as Table
 from featcal.core.table import html_table, spelled
-from featcal.metrics.columns import COLUMNS, Column, columns
+from featcal.metrics.columns import COLUMNS, USUAL, Column, columns
 from featcal.report.bootstrap import FEW_WRONG, UNKNOWN, Difference, Interval
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ def text_tables(
         return " ".join(filter(None, [number, cell.range, finding_text(cell, arrows)]))
 
     found = []
-    for block in blocks or [comparison_block(comparison, columns())]:
+    for block in blocks or [comparison_block(comparison, columns(comparison.metrics or USUAL))]:
         fitted = any(line.fitted for line in block.lines)
         heads = (block.labels, *block.units, *(["fitted"] if fitted else []))
         rows = tuple(
@@ -352,7 +352,7 @@ def latex(comparison: Comparison, blocks: Sequence[Block] | None = None) -> str:
         return f"{number} {{\\scriptsize {small}}}" if small else number
 
     parts = []
-    for block in blocks or [comparison_block(comparison, columns())]:
+    for block in blocks or [comparison_block(comparison, columns(comparison.metrics or USUAL))]:
         width = 1 + len(block.headings)
         rows = [f"\\begin{{tabular}}{{{'l'.ljust(width, 'r')}}}", "\\toprule"]
         if block.title:
@@ -444,7 +444,7 @@ def notes(comparison: Comparison, blocks: Sequence[Block] | None = None) -> list
             f"{FEW} Fewer than {FEW_WRONG} rows are wrong: what errors that were not seen "
             "would cost is a guess, and so is the length of the interval."
         )
-    shown = blocks or [comparison_block(comparison, columns())]
+    shown = blocks or [comparison_block(comparison, columns(comparison.metrics or USUAL))]
     if any(WIDE in heading for block in shown for heading in block.marked):
         found.append(
             f"{WIDE} Rather too long than too short: simulated ones hold the truth in over 95 %."
