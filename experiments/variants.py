@@ -252,7 +252,7 @@ class Fit:
         inner = torch.cat([self.in_s.T @ both, self.in_b.T @ lower])
         by_class = torch.zeros(self.rows.classes, self.dense + 2, dtype=torch.float64)
         by_class.index_add_(0, self.rows.top, torch.cat([in_s[:, None], both, ss[:, None]], 1))
-        parts = [value.sum(), self.in_s.T @ in_s, self.in_b.T @ in_b, by_class[:, 0]]
+        parts = [value.sum()] * 2 + [self.in_s.T @ in_s, self.in_b.T @ in_b, by_class[:, 0]]
         parts += [inner, by_class[:, 1:-1], by_class[:, -1]]
         flat = torch.cat([part.flatten() for part in parts]) / len(value)
         return System.of(flat, at, ridge, self.dense), curves

@@ -60,7 +60,7 @@ LOGITS = 2**21  # of theirs, at most
 PIECES = 8  # of a chunk, for the threads: a piece's sums are as large as those of all rows
 HASHED = 64  # logits of a row, by which it is chosen
 STEPS = 30  # of Newton's method; the last is one that promises less nats per row than
-ENOUGH, ROUGHLY = 3e-5, 1e-4  # and what is left is about the square of it
+ENOUGH, ROUGHLY = 1e-6, 1e-4  # and what is left is about the square of it
 HIGHEST = 20.0  # of 1/T over the common one, and its inverse: nothing that was fitted comes near
 
 WORDS = {
@@ -150,8 +150,7 @@ class SampleTemperature(Calibrator):
             best, share = fit.chosen(details)
             if share == 0:
                 return [self.one_for_all(problem, details)]
-            at, settled = fit.whole(best)
-            at = share * (at + fit.expected)
+            at, loss, settled = fit.whole(best, share)
         size = len(fit.names)
         self.assign(
             temperature=1 / (fit.inverse * float(at[0].exp())),
@@ -170,8 +169,8 @@ class SampleTemperature(Calibrator):
             f"T = {float(self.temperature):.4g} on average; rows "
             f"{more if effect[strongest] < 0 else less} were the most overconfident"
         )
-        now = fit.loss_of(self)
-        return [settle(self, problem, values, message, settled, details=details, loss_after=now)]
+        ended = (settled, "", details)
+        return [settle(self, problem, values, message, *ended, loss_after=loss)]
 
     def one_for_all(self, problem: Problem, details: dict[str, Any]) -> StepReport:
         """One temperature, where rows do no better with their own."""
@@ -252,12 +251,12 @@ class Rows:
 
 
 def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Each row's NLL in u = log 1/T and in b: value, slopes and second derivatives, (6, n) float64.
+    """Each row's NLL in u = log 1/T and in b: value, slopes and second derivatives, (7, n) float64.
 
     With A the log-sum-exp of the other logits over T, the predicted class has log odds
     d = z_top / T + b - A. The NLL is that of "the prediction is right" by d; where it is wrong,
-    that of the label among the others comes to it. The order is value, u, b, uu, ub, bb. A share of
-    the labels may be spread over all classes.
+    that of the label among the others comes to it. The order is value, u, b, uu, ub, bb; then the
+    NLL with the prediction kept, whatever b. A share of the labels may be spread over all classes.
     """
     parts = rows.cut()
     if len(parts) > 1:
@@ -287,7 +286,8 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
     sure = odds.sigmoid()
     slope = sure - 1 + wrong  # in d
     bend = sure * (1 - sure)
-    value = F.softplus(-odds) + wrong * (odds + share - inverse * true)
+    ahead = torch.maximum(boost, inverse * nearest) - share
+    value, kept = (F.softplus(-d) + wrong * (d + share - inverse * true) for d in (odds, ahead))
     first = wrong * (mean - true) - slope * mean  # in 1/T; d falls by the mean
     second = bend * mean.square() + (wrong - slope) * variance
     return torch.stack(
@@ -298,6 +298,7 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
             inverse.square() * second + inverse * first,
             -inverse * bend * mean,
             bend,
+            kept,
         ]
     )
 
@@ -308,13 +309,17 @@ class System:
 
     Attributes:
         value: the mean NLL with the ridge.
-        slope: (2 + t + k,).
+        kept: the mean NLL alone, with every prediction kept.
+        at: the point, (2 + t + k,).
+        slope: there.
         border: what couples c with the rest, (k, 2 + t).
         own: the second derivatives of c, (k,).
         inverse: of the rest once c is eliminated, (2 + t, 2 + t).
     """
 
     value: float
+    kept: float
+    at: Tensor
     slope: Tensor
     border: Tensor
     own: Tensor
@@ -324,16 +329,16 @@ class System:
     def of(cls, sums: Tensor, at: Tensor, ridge: Tensor, dense: int) -> System:
         """The system of sums over all rows, as `_Fit.sums` lays them out, per row."""
         classes = len(at) - dense
-        sizes = [1, len(at), dense * dense, classes * dense, classes]
-        value, slope, inner, border, own = torch.split(sums, sizes)
+        sizes = [1, 1, len(at), dense * dense, classes * dense, classes]
+        value, kept, slope, inner, border, own = torch.split(sums, sizes)
         border, own = border.view(classes, dense), own + ridge[dense:]
         own = own.clamp(min=0.5 * float(ridge[-1]))
         rest = inner.view(dense, dense) + torch.diag(ridge[:dense])
         size, axes = torch.linalg.eigh(rest - border.T @ (border / own[:, None]))
         size = size.abs().clamp(min=1e-6 * float(size.abs().max()))  # down is walked down too
-        penalty = float((ridge * at.square()).sum()) / 2
         inverse = axes @ (axes / size).T
-        return cls(float(value) + penalty, slope + ridge * at, border, own, inverse)
+        held = float(value) + penalty(ridge, at)
+        return cls(held, float(kept), at, slope + ridge * at, border, own, inverse)
 
     def step(self) -> Tensor:
         """Where Newton's method goes from here."""
@@ -349,6 +354,11 @@ class System:
         seen = F.pad(rows.terms, (0, 1)) - border / own[:, None]
         pulled = seen @ inverse
         return (pulled * seen).sum(1) + 1 / own, pulled[:, -1], inverse[-1, -1]
+
+
+def penalty(ridge: Tensor, at: Tensor) -> float:
+    """What a ridge takes for a point."""
+    return float((ridge * at.square()).sum()) / 2
 
 
 class _Fit:
@@ -459,30 +469,20 @@ class _Fit:
         details["strength"] = best if share else None
         return best, share
 
-    def whole(self, strength: float) -> tuple[Tensor, bool]:
-        """The fit to all rows, and whether it settled."""
+    def whole(self, strength: float, share: float) -> tuple[Tensor, float, bool]:
+        """So far from one T towards the fit to all rows, the loss there, and whether it settled."""
         every, rows = partial(self.rows, sampled=False), self.problem.facts.rows
-        at, _, settled = self.newton(every, rows, strength, self.starts[strength])
-        return at, settled
-
-    def loss_of(self, fitted: SampleTemperature) -> float:
-        """The loss on all rows with what was fitted, which keeps every prediction."""
-        smoothing = self.problem.loss.smoothing
-
-        def of(rows: Rows) -> Tensor:
-            weights, offsets = fitted.weights.to(rows.terms), fitted.offsets.to(rows.terms)
-            log = rows.terms[:, 1:] @ weights + offsets[rows.top]
-            inverse = log.exp().clamp(1 / HIGHEST, HIGHEST) / fitted.temperature.to(log)
-            boost = torch.maximum(fitted.boost.to(log), inverse * rows.below.double())
-            return curves(rows, inverse, boost, smoothing)[0].sum()
-
-        value = torch.zeros((), dtype=torch.float64)
-        for rows in self.rows(sampled=False):
-            value += torch.stack(spread(of, rows.cut(PIECES))).sum().cpu()
-        return float(dist.total(value)) / self.problem.facts.rows
+        at, system, settled = self.newton(every, rows, strength, self.starts[strength])
+        if share == 1:
+            # The last step, which nothing was measured after, gives what the quadratic says.
+            ridge, last = self.ridge * strength / rows, at - system.at
+            rise = float(system.slope @ last) / 2 + penalty(ridge, system.at) - penalty(ridge, at)
+            return at + self.expected, system.kept + rise, settled
+        there = share * (at + self.expected)
+        return there, float(self.sums(every(), there - self.expected, rows)[1]), settled
 
     def at(self, rows: Rows, at: Tensor) -> Tensor:
-        """The curves of rows at a point, (6, n)."""
+        """The curves of rows at a point, (7, n)."""
         here = (at + self.expected).to(rows.terms)
         log = rows.terms @ here[: self.dense - 1] + here[self.dense :][rows.top]
         boost, smoothing = here[self.dense - 1].expand_as(log), self.problem.loss.smoothing
@@ -493,18 +493,18 @@ class _Fit:
         classes, dense = self.size - self.dense, self.dense
 
         def of(part: Rows) -> Tensor:
-            value, in_u, in_b, uu, ub, bb = self.at(part, at)
+            value, in_u, in_b, uu, ub, bb, kept = self.at(part, at)
             mixed = torch.cat([part.terms * uu[:, None], ub[:, None]], 1)  # of u with (t, a, b)
             inner = torch.zeros(dense, dense).to(part.terms)
             inner[:-1] = part.terms.T @ mixed
             inner[-1, :-1], inner[-1, -1] = inner[:-1, -1], bb.sum()
             by_class = torch.zeros(classes, dense + 2).to(part.terms)
             by_class.index_add_(0, part.top, torch.cat([in_u[:, None], mixed, uu[:, None]], 1))
-            flat = [value.sum(), part.terms.T @ in_u, in_b.sum(), by_class[:, 0]]
+            flat = [value.sum(), kept.sum(), part.terms.T @ in_u, in_b.sum(), by_class[:, 0]]
             flat += [inner, by_class[:, 1:-1], by_class[:, -1]]
             return torch.cat([one.flatten() for one in flat])
 
-        size = 1 + self.size + dense * dense + classes * (dense + 1)
+        size = 2 + self.size + dense * dense + classes * (dense + 1)
         total = torch.zeros(size, dtype=torch.float64)
         for part in data:
             total += torch.stack(spread(of, part.cut(PIECES))).sum(0).cpu()
@@ -567,7 +567,7 @@ class _Fit:
         seen = [torch.cat(spread(at_once, part.cut(PIECES)), 1) for part in data]
         here = sum((curves[3].sum().cpu() for curves in seen), torch.zeros((), dtype=torch.float64))
         bend = dist.total(here)
-        for part, (value, in_u, in_b, uu, ub, bb) in zip(data, seen, strict=True):
+        for part, (value, in_u, in_b, uu, ub, bb, _) in zip(data, seen, strict=True):
             if system is None:
                 own = torch.full_like(uu, 1 / float(bend))
                 cross = other = torch.zeros_like(uu)
