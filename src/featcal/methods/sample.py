@@ -258,13 +258,7 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
     that of the label among the others comes to it. The order is value, u, b, uu, ub, bb; then the
     NLL with the prediction kept, whatever b. A share of the labels may be spread over all classes.
     """
-    parts = rows.cut()
-    if len(parts) > 1:
-        sizes = [len(part.labels) for part in parts]
-        split = zip(parts, torch.split(inverse, sizes), torch.split(boost, sizes), strict=True)
-        return torch.cat([curves(*part, smoothing) for part in split], 1)
-    top, scale = rows.top[:, None], inverse.to(rows.logits.dtype)[:, None]
-    first, nearest = rows.logits.gather(1, top), rows.below.double()
+    first, nearest = rows.logits.gather(1, rows.top[:, None]), rows.below.double()
     true = (rows.logits.gather(1, rows.labels[:, None]) - first)[:, 0].double()
     wrong = (rows.top != rows.labels).double()
     if smoothing:  # `true` becomes the mean over labels that are not the top, `wrong` their share
@@ -273,15 +267,11 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
         both = (1 - smoothing) * wrong + each * (classes - 1)
         true = ((1 - smoothing) * wrong * true + each * below) / both
         wrong = both
-    others = rows.logits - (first + rows.below[:, None])  # (n, k) <= 0, but for the top
-    others.mul_(scale / LN2).scatter_(1, top, 0.0)
-    weight = others.exp2().scatter_(1, top, 0.0)
-    total = weight.sum(1)
-    mean = weight.mul_(others).sum(1) / total
-    variance = weight.mul_(others).sum(1) / total - mean.square()
-    unit = LN2 / inverse  # from here on below the top
-    mean, variance = mean.double() * unit + nearest, variance.double().clamp(min=0) * unit.square()
-    share = total.double().log() + inverse * nearest  # A
+    total, one, two = others(rows, inverse.to(rows.logits.dtype)).double()
+    unit = LN2 / inverse
+    mean = one / total * unit + nearest  # below the top, as `true` is
+    variance = (two / total - (one / total).square()).clamp(min=0) * unit.square()
+    share = total.log() + inverse * nearest  # A
     odds = boost - share
     sure = odds.sigmoid()
     slope = sure - 1 + wrong  # in d
@@ -301,6 +291,22 @@ def curves(rows: Rows, inverse: Tensor, boost: Tensor, smoothing: float = 0.0) -
             kept,
         ]
     )
+
+
+def others(rows: Rows, inverse: Tensor) -> Tensor:
+    """Sums over all classes but the top of 2^s, 2^s s and 2^s s^2, (3, n).
+
+    s is how far a logit over T lies below the next one to the top, by ln 2.
+    """
+    parts = rows.cut()
+    if len(parts) > 1:
+        split = torch.split(inverse, [len(part.labels) for part in parts])
+        return torch.cat([others(*both) for both in zip(parts, split, strict=True)], 1)
+    top = rows.top[:, None]
+    scaled = rows.logits - (rows.logits.gather(1, top) + rows.below[:, None])
+    scaled.mul_(inverse[:, None] / LN2).scatter_(1, top, 0.0)
+    weight = scaled.exp2().scatter_(1, top, 0.0)
+    return torch.stack([weight.sum(1), *(weight.mul_(scaled).sum(1) for _ in range(2))])
 
 
 @dataclass(frozen=True)
