@@ -17,7 +17,7 @@ import json
 import os
 import zlib
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -43,6 +43,7 @@ JOURNAL = ROOT / ".cache" / "advice.jsonl"
 START = "<!-- {}: made by experiments/advice.py -->"
 TEST, FRESH, RESAMPLES = 500, 20_000, 1000
 SIZES = (100, 200, 500)
+SHARP = 1.5  # of a network so sure that advice is due, and not so sure that it is easy
 SURE = 1.96  # standard errors beyond which a pick is worse than nothing
 MOST = 0.05  # of the repetitions
 
@@ -103,15 +104,17 @@ def worlds():
         )
         for size in SIZES
     }
-    kinds = {
-        "far too sure": World(sharpness=2.0),
-        "not sure enough": World(sharpness=0.6),
-        "one label in ten is any class": World(noise=0.1),
-        "the first class 150 times as likely as the last": World(tilt=5.0),
-        "fitted on noisier rows than it is used on": World(shift=1.0),
-        "2 classes": World(classes=2),
-        "1,000 classes": World(classes=1000, spread=2.5),
-    }
+    kinds = {"far too sure": World(sharpness=2.0), "not sure enough": World(sharpness=0.6)}
+    for name, world in (
+        ("one label in ten is any class", World(noise=0.1)),
+        ("the first class 150 times as likely as the last", World(tilt=5.0)),
+        ("fitted on noisier rows than it is used on", World(shift=1.0)),
+        ("2 classes", World(classes=2)),
+        ("1,000 classes", World(classes=1000, spread=2.5)),
+    ):
+        # A network that is as sure as it should be gets no advice that could do harm.
+        kinds[name] = world
+        kinds[f"{name}, {SHARP} times too sure"] = replace(world, sharpness=SHARP)
     for accuracy, lead in ((0.995, 9.0), (0.998, 10.2), (0.999, 11.1), (0.9995, 12.05)):
         right = f"{accuracy:.2%} right"
         kinds[f"{right}, errors anywhere"] = World(spread=0.8, lead=7.0, accuracy=accuracy)

@@ -20,6 +20,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from scipy.stats import binom
 
 from featcal import Batch, evaluate
 from featcal.core.batch import bin_index
@@ -37,6 +38,8 @@ END = "<!-- end of coverage -->"
 METRICS = ("nll", "accuracy", "brier", "ece", "adaptive_ece", "classwise_ece")
 ROWS, CLASSES, ACCURACIES = (300, 1000, 10_000), (2, 10, 100), (0.5, 0.9, 0.98, 0.995)
 SHARPNESS = (1.0, 1.5)  # the model multiplies the true logits by this
+MODELS = ("calibrated", "far too sure")  # of these
+LEAST = 93  # percent of the sets
 MANY, BINS = 200_000, 15
 TWINS, NOISE = 5, 0.3  # models of a comparison, and their noise in units of the logits' spread
 
@@ -211,6 +214,8 @@ def table(results):
             lines.append(f"| {size:,}{' †' * few} | {' | '.join(shares)} |")
     lines += [
         "",
+        below(results),
+        "",
         f"Marks where none is due, in {tried} comparisons of four models with a fifth, none of "
         "them better: the largest share marked better / worse in any setting, in percent (at most "
         "3 each); the largest share of columns, and of tables of the five usual columns, with any "
@@ -233,6 +238,27 @@ def table(results):
             f"| {size:,} | {' | '.join(words)} | {' | '.join(f'{s:.0f}' for s in shares)} |"
         )
     return "\n".join(lines)
+
+
+def below(results):
+    """Names every share below LEAST, lowest first, and says how many of them chance makes."""
+    many, found, count = results["setting"]["sets"]["coverage"], [], 0
+    for one, name in product(results["coverage"], METRICS):
+        for share, model in zip(one["coverage"][name], MODELS, strict=True):
+            held, count = round(share * many), count + 1
+            if 100 * held < LEAST * many:
+                right = 100 * chance_of(one["classes"], one["accuracy"])
+                setting = f"{one['rows']:,} rows{' †' * few_wrong(one)}, {one['classes']} classes"
+                text = f"`{name}` {100 * held / many:.1f} ({setting}, {right:g} % right, {model})"
+                found.append((held, text))
+    if not found:
+        return f"None of the {count} shares is below {LEAST}."
+    chance = binom.cdf(math.ceil(LEAST * many / 100) - 1, many, 0.95)
+    told = "; ".join(text for _, text in sorted(found, key=lambda each: each[0]))
+    return (
+        f"Below {LEAST} are {len(found)} of the {count} shares (of intervals that hold the truth "
+        f"in 95 % of all sets, {100 * chance:.0f} in 100 would be, by chance): {told}."
+    )
 
 
 def span(values):

@@ -129,8 +129,20 @@ def test_only_a_regular_file_is_ever_replaced(tmp_path):
     for place in (tmp_path / "pipe", tmp_path / "link", "/dev/null"):
         with pytest.raises(InputError, match="is no regular file"), new_file(place, overwrite=True):
             pass
+
+    def late(theirs, make):
+        with new_file(theirs, overwrite=True) as temporary:
+            temporary.write_bytes(b"mine")
+            make(theirs)
+
+    for name, make in (("late", os.mkfifo), ("tied", lambda path: path.symlink_to("real"))):
+        with pytest.raises(InputError, match=f"{name} is no regular file"):
+            late(tmp_path / name, make)
+    assert (tmp_path / "late").is_fifo()
     assert (tmp_path / "real").read_bytes() == b"kept"
     assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "tied").is_symlink()
+    assert left_over(tmp_path) == ["late", "link", "pipe", "real", "tied"]
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -171,8 +171,12 @@ def test_images_are_bounded_before_they_are_decoded(tmp_path, monkeypatch):
     images = load_images("folder", tmp_path, image_size=64).train
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - grown < 200_000  # KiB
     assert int(gradient[0, 100_000]) in images.pixels[0].flatten().tolist()
-    monkeypatch.setattr("featcal.datasets.load.LARGEST", 199_999)
-    with pytest.raises(InputError, match=f"^{file} has 200000 x 1 pixels"):
+    with monkeypatch.context() as smaller:
+        smaller.setattr("featcal.datasets.load.LARGEST", 199_999)
+        with pytest.raises(InputError, match=f"^{file} has 200000 x 1 pixels"):
+            load_images("folder", tmp_path, image_size=64)
+    file.write_bytes(b"P5 1 60000000 255\n")  # few pixels, but a pointer for every row
+    with pytest.raises(InputError, match=f"^{file} has 1 x 60000000 pixels"):
         load_images("folder", tmp_path, image_size=64)
     monkeypatch.setattr("featcal.datasets.load.LARGE", 0)  # one at a time: the same images
     file.unlink()

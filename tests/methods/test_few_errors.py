@@ -1,5 +1,8 @@
 """Fits to rows of which next to none is wrong: nothing may grow without end, nothing may harm."""
 
+import warnings
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,7 @@ from method_cases import drawn, nll64
 from scipy.optimize import minimize_scalar
 from torch import nn
 
+from featcal import CalibrationWarning
 from featcal.core.batch import Batch
 from featcal.core.calibrator import METHODS
 from featcal.core.fit import FEW, brier, ece, nll
@@ -74,6 +78,32 @@ def test_rows_that_are_all_right_teach_nothing_harmful(recipe):
     assert step.converged
     if "temperature" in step.values:
         assert 0.2 < step.values["temperature"] <= 1
+
+
+@pytest.mark.parametrize("wrong", [0, FEW])
+@pytest.mark.parametrize("method", ["temperature", "ensemble", "classwise", "parameterised"])
+def test_a_published_form_says_where_too_few_rows_are_wrong(method, wrong):
+    features, labels = rows(ROWS)
+    labels[:wrong] = (labels[:wrong] + 1) % CLASSES
+    data, recipe = Batch(features[:, :CLASSES], labels), f"{method}(reference=True)"
+    said = f"^0 of 200 predictions are wrong, too few for {method}.reference=True"
+    with nullcontext() if wrong else pytest.warns(CalibrationWarning, match=said):
+        report = parse(recipe).fit(data).report
+    assert (not wrong) == ("too few" in report.steps[0].message)  # what the command line prints
+    assert not report.noop
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        parse(method).fit(data)
+
+
+@pytest.mark.parametrize("text", ["all_labels", "per_label"])
+def test_published_forms_for_several_labels_say_so_too(text):
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(ROWS, 2, generator=draw)
+    logits += 3 * logits.sign()
+    data = Batch(logits, (logits > 0).long())
+    with pytest.warns(CalibrationWarning, match="0 of (2|4)00 predictions are wrong"):
+        parse(f"{text}(temperature(reference=True))").fit(data)
 
 
 def independent(logits, labels, smoothing=0.0):

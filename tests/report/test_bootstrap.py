@@ -315,6 +315,9 @@ def test_the_table_of_coverage_is_that_of_its_result_file(imported):
     results = json.loads(module.RESULTS.read_text())
     shown = module.DOCS.read_text().split(module.START)[1].split(module.END)[0].strip()
     assert shown == module.table(results)
+    every = [s for one in results["coverage"] for both in one["coverage"].values() for s in both]
+    low = sum(round(share, 6) < 0.93 for share in every)
+    assert sum(shown.count(f"right, {model})") for model in module.MODELS) == low
     error = module.points(results["setting"]["sets"]["coverage"]) / 100
     for name in module.METRICS:
         shares = [

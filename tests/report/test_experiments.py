@@ -315,7 +315,7 @@ def test_advice_goes_on_where_it_was_stopped(imported, monkeypatch, tmp_path):
         return {"pick": "temperature", "delta": 0.5, "harm": True}
 
     monkeypatch.setattr(advice, "tried", tried)
-    asked = ("--repetitions", "2", "--only", "2 classes", "--journal", str(journal))
+    asked = ("--repetitions", "2", "--only", "2 classes, 200", "--journal", str(journal))
     monkeypatch.setattr("sys.argv", ["advice.py", *asked])
     advice.main()
     assert tries == [("2 classes, 200", 1)]

@@ -45,9 +45,11 @@ from featcal.core.fit import (
     exact,
     measure,
     nll,
+    published,
     run_steps,
     survey,
     together,
+    warned,
 )
 from featcal.core.memory import Size, under_cap
 from featcal.core.progress import FEW_LARGE, calm
@@ -166,9 +168,11 @@ class Calibrator(nn.Module, ABC):
                         "infinite; check the head, and remove or rescale the rows that cause it"
                     )
                 problem = Problem(data, raw, counted, loss, facts, train=seen, before=before)
-                if not any(getattr(step, "reference", False) for step in self.steps_in_order()):
+                parts = self.steps_in_order()
+                if not any(map(published, parts)):
                     problem = cautious(problem, right)
-                steps = tuple(run_steps(self.steps_in_order(), problem, mode))
+                told = zip(parts, run_steps(parts, problem, mode), strict=True)
+                steps = tuple(warned(*each, facts.judged, right) for each in told)
         self.report = FitReport(
             recipe=repr(self),
             mode=mode,
@@ -182,7 +186,7 @@ class Calibrator(nn.Module, ABC):
             features=facts.width,
             samples=facts.groups,
         )
-        for part in self.steps_in_order():
+        for part in parts:
             if part is not self:  # what it was fitted to before, alone, no longer holds
                 part.report = None
         for text in filter(None, [*self.report.warnings, self.report.few_rows]):

@@ -54,6 +54,7 @@ def new_file(path: Path | str, *, overwrite: bool = False) -> Iterator[Path]:
         _flush(temporary)
         _open_to_others(temporary, 0o666)  # some writers leave 0600
         if overwrite:
+            check_free(path, overwrite=True)  # again: what is there may have come meanwhile
             os.replace(temporary, path)
         else:
             publish(temporary, path)

@@ -410,11 +410,35 @@ def cautious(problem: Problem, right: float) -> Problem:
         right: the share of rows that the network gets right.
     """
     rows = problem.facts.judged
-    weight = 1 - round((1 - right) * rows) / FEW
+    weight = 1 - wrong_of(rows, right) / FEW
     if weight <= 0 or measure(problem.data, Loss("", _sharpness_sums))[0] >= 0:
         return problem
     loss = problem.loss.smoothed(weight / (rows + weight))
     return replace(problem, loss=loss, before=measure(problem.data, loss)[0])
+
+
+def wrong_of(rows: int, right: float) -> int:
+    """How many rows are wrong where this share is right."""
+    return round((1 - right) * rows)
+
+
+def published(step: nn.Module) -> bool:
+    """Whether a step is fitted as its authors do, which knows no caution."""
+    return bool(getattr(step, "reference", False))
+
+
+def warned(step: nn.Module, report: StepReport, rows: int, right: float) -> StepReport:
+    """The report of a step that was fitted without caution, which says so where some was due."""
+    wrong = wrong_of(rows, right)
+    if wrong >= FEW or report.noop or not published(step):
+        return report
+    why = (
+        f"{wrong} of {rows:,} predictions are wrong, too few for {report.name}(reference=True), "
+        "which is fitted as published, without caution, and may make other rows far worse: leave "
+        "reference=True out"
+    )
+    warning = "; ".join(filter(None, [report.warning, why]))
+    return replace(report, message=f"{report.message}; {why}", warning=warning)
 
 
 def run_steps(steps: list[Calibrator], problem: Problem, mode: Mode) -> list[StepReport]:

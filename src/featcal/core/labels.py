@@ -41,7 +41,9 @@ from featcal.core.fit import (
     accuracy,
     cautious,
     measure,
+    published,
     run_steps,
+    warned,
 )
 from featcal.core.sample import first_row
 from featcal.heads.head import head_logits, linear_of, linear_view
@@ -172,7 +174,11 @@ class Labels(Calibrator):
             )
             view = Through(rows, stored_logits, features=False)
             problem = replace(problem, source=rows, data=view, head=None, facts=facts, then=None)
-        return part.learn(problem)  # type: ignore[operator, no-any-return]
+        reports: list[StepReport] = part.learn(problem)  # type: ignore[operator]
+        if published(part):
+            (right,) = measure(problem.data, accuracy)
+            reports = [warned(part, one, problem.facts.judged, right) for one in reports]
+        return reports
 
     def _one(self, problem: Problem, label: int) -> StepReport:
         """Fits the step to one label, as that of a model with one logit."""
@@ -198,8 +204,10 @@ class Labels(Calibrator):
             then=None,
             before=None,
         )
-        alone = cautious(alone, measure(data, accuracy)[0])
+        (right,) = measure(data, accuracy)
+        alone = cautious(alone, right)
         (report,) = run_steps([part], alone, "joint")  # type: ignore[list-item]
+        report = warned(part, report, alone.facts.judged, right)
         if isinstance(problem.head, Counted) and isinstance(head, Counted):
             problem.head.rows += head.rows // len(self.parts)
         return report

@@ -68,6 +68,7 @@ GIB = 2**30
 PUBLISHED_RESIZE = {224: 256}
 LONG = 8  # times its shorter side: only the middle of a longer image is scaled
 LARGE, LARGEST = 2**23, 2**26  # pixels: those decoded one at a time, and those never decoded
+LONGEST = 2**20  # side: pillow keeps a pointer for every row, however short
 WIDE = ("I", "F")  # how pillow's names for pixels of more than 8 bits start
 
 
@@ -477,9 +478,10 @@ def _decoded(
             if file.mode.startswith(WIDE):  # pillow would cut them off at 255 without a word
                 raise InputError(f"{path} has 16-bit or float pixels: save it in 8 bits")
             width, height = file.size
-            if width * height > LARGEST:
+            if width * height > LARGEST or max(width, height) > LONGEST:
                 raise InputError(
-                    f"{path} has {width} x {height} pixels, and {LARGEST} are read: make it smaller"
+                    f"{path} has {width} x {height} pixels, and {LARGEST} are read, {LONGEST} a "
+                    "side: make it smaller"
                 )
             with alone if width * height > LARGE else nullcontext():
                 image = file.convert("RGB")
