@@ -438,7 +438,9 @@ class _Ranks:
 
     def __init__(self, ordered: Ordered, bins: int, *, pool: bool) -> None:
         self.order, self.m = ordered.confidence.argsort(), bins
-        values, self.cell, size = ordered.runs()
+        values, self.cell, size = torch.unique(
+            ordered.confidence, return_inverse=True, return_counts=True
+        )
         if pool and len(values) > CELLS:
             # Cells of equal mass, cut at the edges of the bins as well.
             mass = torch.div((size.cumsum(0) - 1) * CELLS, len(ordered), rounding_mode="floor")
