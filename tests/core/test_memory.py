@@ -85,6 +85,40 @@ def test_many_classes_mean_few_rows_at_a_time():
     assert float(found.stdout) < 250
 
 
+ROWS = """
+import sys, torch
+from featcal import Batch, evaluate
+def most():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
+class Rows:
+    def __init__(self, parts):
+        self.parts = parts
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(0)
+        for first in range(0, 2**15 * self.parts, 2**15):
+            logits = 2 * torch.randn(2**15, 4, generator=draw)
+            labels = logits.softmax(1).multinomial(1, generator=draw)[:, 0]
+            groups = (first + torch.arange(2**15)) // per_sample if per_sample else None
+            yield Batch(logits, labels, groups=groups)
+torch.set_num_threads(1)
+per_sample = int(sys.argv[1])
+evaluate(Rows(2), resamples=100, memory="500MB")
+before = most()
+evaluate(Rows(10), resamples=100, memory="500MB")
+print((most() - before) / (8 * 2**15))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
+@pytest.mark.parametrize("per_sample", [0, 4])
+def test_many_rows_take_few_bytes_each(per_sample):
+    """A quarter of a million rows more take 25 bytes each at most; it was 150."""
+    words = [sys.executable, "-W", "ignore", "-c", ROWS, str(per_sample)]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 60
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [
