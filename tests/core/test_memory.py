@@ -18,15 +18,17 @@ import resource, sys, torch
 from featcal import Pack, compare, evaluate, parse
 torch.set_num_threads(1)
 pack, recipes = Pack.open(sys.argv[1]), ["none", "clip | temperature"]
-def everything(rows, **how):
+def everything(rows, others, **how):
     calibrator = parse(recipes[1]).fit(rows, pack.head, **how)
     evaluate(rows, calibrator, pack.head, **how)
-    compare(rows, rows, recipes, pack.head, resamples=100, **how)
-everything(next(iter(pack.split("val"))).rows(slice(0, 64)))  # all that is loaded, is
+    compare(rows, others, recipes, pack.head, resamples=100, **how)
+few = next(iter(pack.split("val")))
+everything(few.rows(slice(0, 64)), few.rows(slice(64, 128)))  # all that is loaded, is
+del few
 with open("/proc/self/status") as file:
     held = next(int(line.split()[1]) for line in file if line.startswith("VmSize")) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (held + 150 * 10**6,) * 2)
-everything(pack.split("val"), memory=sys.argv[2])
+everything(pack.split("val"), pack.split("test"), memory=sys.argv[2])
 """
 
 
@@ -38,7 +40,7 @@ def capped(pack, memory):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="Linux alone keeps to the cap")
 def test_a_pack_larger_than_memory_is_fitted_scored_and_compared(tmp_path):
-    """168 MB, and twice as much in float32; ulimit -v is the same cap.
+    """168 MB to fit on, and twice as much in float32; ulimit -v is the same cap.
 
     Few classes and many features: what a clip holds of these counts, too.
     """
@@ -46,13 +48,13 @@ def test_a_pack_larger_than_memory_is_fitted_scored_and_compared(tmp_path):
     head = nn.Linear(1024, 4).requires_grad_(False)
     head.weight.normal_(0, 0.1, generator=draw)
 
-    def rows():
-        for _ in range(20):
+    def rows(batches):
+        for _ in range(batches):
             x = torch.randn(4096, 1024, generator=draw).relu_()
             labels = (4 * head(x)).softmax(1).multinomial(1, generator=draw)[:, 0]
             yield Batch(None, labels, x.half())
 
-    write_pack(tmp_path / "pack", {"val": rows()}, head=head, shard_rows=2048)
+    write_pack(tmp_path / "pack", {"val": rows(20), "test": rows(5)}, head=head, shard_rows=2048)
     found = capped(tmp_path / "pack", "500MB")
     assert found.returncode == 0, found.stderr
     assert "llocate memory" in capped(tmp_path / "pack", "2GB").stderr  # which the cap is not
@@ -83,6 +85,40 @@ def test_many_classes_mean_few_rows_at_a_time():
     words = [sys.executable, "-W", "ignore", "-c", CLASSES]
     found = subprocess.run(words, capture_output=True, text=True, check=True)
     assert float(found.stdout) < 250
+
+
+ROWS = """
+import sys, torch
+from featcal import Batch, evaluate
+def most():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM")) * 1024
+class Rows:
+    def __init__(self, parts):
+        self.parts = parts
+    def __iter__(self):
+        draw = torch.Generator().manual_seed(0)
+        for first in range(0, 2**15 * self.parts, 2**15):
+            logits = 2 * torch.randn(2**15, 4, generator=draw)
+            labels = logits.softmax(1).multinomial(1, generator=draw)[:, 0]
+            groups = (first + torch.arange(2**15)) // per_sample if per_sample else None
+            yield Batch(logits, labels, groups=groups)
+torch.set_num_threads(1)
+per_sample = int(sys.argv[1])
+evaluate(Rows(2), resamples=100, memory="500MB")
+before = most()
+evaluate(Rows(10), resamples=100, memory="500MB")
+print((most() - before) / (8 * 2**15))
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
+@pytest.mark.parametrize("per_sample", [0, 4])
+def test_many_rows_take_few_bytes_each(per_sample):
+    """A quarter of a million rows more take 25 bytes each at most; it was 150."""
+    words = [sys.executable, "-W", "ignore", "-c", ROWS, str(per_sample)]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert float(found.stdout) < 60
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,9 @@ from featcal.metrics import (
     adaptive_ece,
     adaptive_ece_of,
     aurc,
+    aurc_of,
     auroc,
+    auroc_of,
     debiased_ce,
     debiased_ce_of,
     e_aurc,
@@ -152,6 +154,25 @@ def test_bounds(case):
     assert all(a >= b - 1e-9 for a, b in pairwise(values))  # never rises with the width
     assert values[-1] >= gap - 1e-9
     assert gap - 1e-6 <= smooth_ece_of(drawn) <= 1
+
+
+@pytest.mark.parametrize("step", [0.0, 0.05, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_rows_taken_a_few_at_a_time_give_the_same(monkeypatch, step, dtype):
+    """Without ties, with some, and with runs that are longer than what is taken at a time."""
+    draw = torch.Generator().manual_seed(0)
+    confidence = torch.rand(500, generator=draw)
+    confidence = (confidence / step).round() * step if step else confidence
+    rows = Ordered(confidence.to(dtype), torch.rand(500, generator=draw) < confidence)
+    metrics = (adaptive_ece_of, debiased_ce_of, ks_error_of, smooth_ece_of, auroc_of, aurc_of)
+    whole = [metric(rows) for metric in metrics]
+    monkeypatch.setattr(ordered, "ROWS", 16)
+    assert [metric(rows) for metric in metrics] == pytest.approx(whole, abs=1e-9)
+    values, size, right = (torch.cat(part) for part in zip(*rows.runs(), strict=True))
+    known, index, count = rows.confidence.unique(return_inverse=True, return_counts=True)
+    assert torch.equal(values, known)
+    assert torch.equal(size, count)
+    assert torch.equal(right, torch.bincount(index[rows.correct], minlength=len(known)))
 
 
 # --- the smooth error -----------------------------------------------------------------------------

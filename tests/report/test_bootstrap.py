@@ -295,6 +295,19 @@ def test_very_many_rows_are_drawn_in_groups(monkeypatch):
         assert float(other.mean() - other[0]) == pytest.approx(
             float(one.mean() - one[0]), abs=0.4 * float(one.std())
         ), name
+    # Neither what is taken at a time nor the form in which gaps are kept makes a difference.
+    monkeypatch.setattr("featcal.report.bootstrap.ROWS", 100)
+    monkeypatch.setattr("featcal.metrics.ordered.ROWS", 100)
+    monkeypatch.setattr("featcal.report.bootstrap.TABLE", 2000)
+    again = evaluate(batch, resamples=400)
+    for name, values in grouped.replicates.items():
+        assert torch.allclose(again.replicates[name], values, rtol=0, atol=1e-8), name
+
+
+def test_a_probability_that_rounding_puts_above_an_edge_lies_on_it_here_too():
+    votes = torch.tensor([[4.0, 56.0], [0.5, 59.5]]).repeat(15, 1)  # 1 of 15, in float32 above it
+    assert float(votes.log().softmax(1)[0, 0]) > 1 / 15
+    check(votes.log(), torch.tensor([0, 1] * 10 + [1] * 10), every=50)
 
 
 def test_scores_carry_intervals_when_asked():

@@ -97,7 +97,7 @@ class BandedDiagram(base.Analysis):
         cell = index + m * right  # wrong rows of each bin, then right ones
         table = torch.zeros(len(drawn.counts), 2 * m, dtype=torch.float64)
         table.view(-1).index_add_(
-            0, drawn.unit * 2 * m + cell, torch.ones(1).double().expand(len(cell))
+            0, drawn.unit.long() * 2 * m + cell, torch.ones(1).double().expand(len(cell))
         )
         misses, hits = torch.split(drawn.sums(table)[1:].T, m)
         rows = misses + hits

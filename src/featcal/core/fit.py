@@ -230,7 +230,7 @@ def survey(data: Data, head: Head | None) -> Facts:
         return data.surveyed[1]
     refused: InputError | None = None
     local, one_hot = Facts(0, 0, 0, torch.device("cpu")), True
-    samples: set[int] = set()
+    samples = torch.zeros(0, dtype=torch.int64)
     try:
         local, one_hot, samples = _local_facts(data, head)
     except InputError as error:
@@ -243,8 +243,7 @@ def survey(data: Data, head: Head | None) -> Facts:
         raise Elsewhere("another process found data it cannot use: see what it says")
     rows, groups = dist.total(torch.tensor([local.rows, len(samples)])).tolist()
     if groups:  # two processes may share a sample
-        numbers = torch.tensor(sorted(samples), dtype=torch.int64)
-        groups = len(set(dist.gather(numbers).tolist()))
+        groups = len(torch.unique(dist.gather(samples)))
     if rows == 0:
         raise InputError("data is empty: a fit needs at least one labelled row")
     known = [local.classes, local.width, int(local.several), int(not one_hot)]
@@ -289,11 +288,11 @@ def together(data: Data, facts: Facts) -> Iterator[Data]:
         yield Chunked([unchecked(**every)])  # type: ignore[arg-type]
 
 
-def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool, set[int]]:
+def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool, Tensor]:
     """What this process's own rows tell, whether labels (n, k) have one 1 in each, the samples."""
     rows, classes, width, device = 0, 0, 0, torch.device("cpu")
     first: list[int | None] = []
-    groups: set[int] = set()
+    samples = [torch.zeros(0, dtype=torch.int64)]  # the distinct, in parts that shrink
     one_hot = True
     for batch in data:
         parts = (batch.features, batch.logits)
@@ -312,8 +311,11 @@ def _local_facts(data: Data, head: Head | None) -> tuple[Facts, bool, set[int]]:
                 "give every batch the same"
             )
         rows += len(batch)
-        groups.update([] if batch.groups is None else batch.groups.tolist())
+        samples += [] if batch.groups is None else [torch.unique(batch.groups.cpu())]
+        while len(samples) > 1 and len(samples[-2]) <= len(samples[-1]):
+            samples[-2:] = [torch.unique(torch.cat(samples[-2:]))]
     several = rows > 0 and first[-1] != 1
+    groups = torch.unique(torch.cat(samples))
     return Facts(rows, classes, width, device, len(groups), several), one_hot, groups
 
 

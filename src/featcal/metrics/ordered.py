@@ -3,15 +3,20 @@
 Equal confidences have no order. Wherever rows are ranked, each row of a tied run counts with the
 run's mean correctness, its expected value over all orders, so that no metric depends on the order
 in which rows arrived.
+
+There may be very many rows: 5 bytes are kept of each, 4 or 8 more are sorted, and the rest is done
+to some rows at a time.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
@@ -23,6 +28,8 @@ from featcal.metrics.inputs import (
     checked_rows,
     top_label,
 )
+
+ROWS = 2**16  # at a time
 
 # Of the smooth calibration error.
 MAX_TERMS = 8192
@@ -69,41 +76,71 @@ class Ordered:
         # Ranks exchange one type: a rank without rows does not know the precision of the others.
         width = float(self.confidence.dtype.itemsize if len(self) else 0)
         widest = float(dist.largest(torch.tensor(width)))
-        confidence = dist.gather(self.confidence.double())
-        correct = dist.gather(self.correct.to(torch.uint8)).bool()
-        return Ordered(confidence if widest == 8 else confidence.float(), correct)
+        confidence = self.confidence.to(torch.float64 if widest == 8 else torch.float32)
+        correct = dist.gather(self.correct.view(torch.uint8)).view(torch.bool)
+        return Ordered(dist.gather(confidence), correct)
 
-    def runs(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The u distinct confidences, ascending, the run of each row, and the rows of each run."""
-        values, run, size = torch.unique(self.confidence, return_inverse=True, return_counts=True)
-        return values, run, size
+    def runs(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """The distinct confidences, ascending, with all rows and the right rows of each.
 
-    def ranked(self) -> tuple[Tensor, Tensor]:
-        """Ascending confidences and expected correctness, (n,) float64 each.
+        Some at a time, of `ROWS` rows together at most; a longer run comes by itself.
 
-        >>> rows = Ordered(torch.tensor([0.9, 0.5, 0.9]), torch.tensor([True, True, False]))
-        >>> rows.ranked()[1].tolist()
-        [1.0, 0.5, 0.5]
+        >>> rows = Ordered(torch.tensor([0.75, 0.5, 0.75]), torch.tensor([True, True, False]))
+        >>> [[part.tolist() for part in parts] for parts in rows.runs()]
+        [[[0.5, 0.75], [1, 2], [1, 1]]]
         """
-        values, run, size = self.runs()
-        right = torch.bincount(run[self.correct], minlength=len(values))
-        return (
-            values.double().repeat_interleave(size),
-            (right.double() / size).repeat_interleave(size),
-        )
+        # Numbers in [0, 1] lie in the order of their bits, of which the highest is not needed: the
+        # correctness finds room, and one array is sorted in its place.
+        kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[self.confidence.dtype.itemsize]
+        keys = (self.confidence.contiguous().view(kind) * 2).add_(self.correct)
+        keys.numpy().sort()
+        start = 0
+        while start < len(keys):
+            part = keys[start : start + ROWS]
+            bits, size = torch.unique_consecutive(part >> 1, return_counts=True)
+            if start + ROWS < len(keys) and len(bits) > 1:  # the last run may go on
+                bits, size = bits[:-1], size[:-1]
+            ends = size.cumsum(0)
+            right = torch.diff(F.pad((part & 1).cumsum(0), (1, 0))[F.pad(ends, (1, 0))])
+            if len(bits) == 1:
+                wrong, rows = (
+                    torch.searchsorted(keys[start:], 2 * bits + key, right=True) for key in (0, 1)
+                )
+                size, right = rows, rows - wrong
+            yield bits.view(self.confidence.dtype), size, right
+            start += int(size.sum())
+
+    def ranked(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Ascending confidences and expected correctness in float64, of up to `ROWS` rows a time.
+
+        >>> rows = Ordered(torch.tensor([0.75, 0.5, 0.75]), torch.tensor([True, True, False]))
+        >>> [(values.tolist(), correct.tolist()) for values, correct in rows.ranked()]
+        [([0.5, 0.75, 0.75], [1.0, 0.5, 0.5])]
+        """
+        for values, size, right in self.runs():
+            rows = int(size.sum())
+            for start in range(0, rows, ROWS):
+                some = size.clamp(max=min(ROWS, rows - start))  # cuts a run that comes by itself
+                yield (
+                    values.double().repeat_interleave(some),
+                    (right.double() / size).repeat_interleave(some),
+                )
 
     def groups(self, *, bins: int = 15) -> Tensor:
         """Count, summed confidence and summed correctness of m rank groups: (3, m) float64.
 
         The sorted rows are cut into groups of nearly equal size, the larger ones first.
         """
-        m = checked_bins(bins)
-        confidence, correct = self.ranked()
+        m, rank = checked_bins(bins), 0
         small, larger = divmod(len(self), m)
-        size = small + (torch.arange(m) < larger).long()
-        group = torch.arange(m).repeat_interleave(size)
-        rows = torch.stack([torch.ones_like(confidence), confidence, correct])
-        return torch.zeros(3, m, dtype=torch.float64).index_add_(1, group, rows)
+        ends = (small + (torch.arange(m) < larger).long()).cumsum(0)
+        sums = torch.zeros(3, m, dtype=torch.float64)
+        for confidence, correct in self.ranked():
+            at = torch.arange(rank, rank + len(correct))
+            rows = torch.stack([torch.ones_like(confidence), confidence, correct])
+            sums.index_add_(1, torch.searchsorted(ends, at, right=True), rows)
+            rank += len(correct)
+        return sums
 
 
 def adaptive_ece_of(ordered: Ordered, *, bins: int = 15, reference: bool = False) -> float:
@@ -123,7 +160,7 @@ def adaptive_ece_of(ordered: Ordered, *, bins: int = 15, reference: bool = False
     order, m = ordered.confidence.sort().values, checked_bins(bins)
     # Points past the last row take its value, as the published interpolation did.
     at = torch.linspace(0, n, m + 1, dtype=torch.float64).clamp(max=n - 1)
-    low, high = order.double()[at.floor().long()], order.double()[at.ceil().long()]
+    low, high = order[at.floor().long()].double(), order[at.ceil().long()].double()
     edges = (low + (high - low) * at.frac()).to(order.dtype)
     index = torch.bucketize(ordered.confidence, edges) - 1
     kept = index >= 0
@@ -156,8 +193,11 @@ def ks_error_of(ordered: Ordered) -> float:
     Within a tied run the difference grows linearly, so its maximum lies at the end of a run.
     """
     n = checked_rows(len(ordered))
-    confidence, correct = ordered.ranked()
-    return float((confidence - correct).cumsum(0).abs().max()) / n
+    so_far, most = torch.zeros(1, dtype=torch.float64), 0.0
+    for confidence, correct in ordered.ranked():
+        gaps = torch.cat([so_far, confidence - correct]).cumsum(0)
+        so_far, most = gaps[-1:], max(most, float(gaps.abs().max()))
+    return most / n
 
 
 def smooth_ece_of(ordered: Ordered) -> float:
@@ -187,10 +227,15 @@ class _Residual:
     """The cosine coefficients of f - y over f, computed as far as the widths asked for need."""
 
     def __init__(self, confidence: Tensor, correct: Tensor) -> None:
-        self.angle = confidence.double() * math.pi
-        self.turn = torch.polar(torch.ones_like(self.angle), self.angle)
-        self.weights = (confidence.double() - correct.double()) / len(confidence)
-        self.coefficients = self.weights.sum().view(1)
+        self.rows = list(
+            zip(torch.split(confidence, ROWS), torch.split(correct, ROWS), strict=True)
+        )
+        self.n = len(confidence)
+        sums = [self._weights(*some).sum() for some in self.rows]
+        self.coefficients = torch.stack(sums).sum().view(1)
+
+    def _weights(self, confidence: Tensor, correct: Tensor) -> Tensor:
+        return (confidence.double() - correct.double()) / self.n
 
     def smoothed(self, width: float) -> float:
         """The integral of |r_s|."""
@@ -204,12 +249,20 @@ class _Residual:
 
     def _extend(self, terms: int) -> None:
         """Adds a_k = (2/n) sum_i (f_i - y_i) cos(pi k f_i) up to the wanted number of terms."""
-        for start in range(len(self.coefficients), terms, TURNS):
-            # cos(k x) is the real part of exp(ix)^k: a product costs a tenth of a cosine.
-            wave = torch.polar(2 * self.weights, start * self.angle)
-            sums = [wave.sum()]
-            sums += [wave.mul_(self.turn).sum() for _ in range(min(TURNS, terms - start) - 1)]
-            self.coefficients = torch.cat([self.coefficients, torch.stack(sums).real])
+        first = len(self.coefficients)
+        if terms <= first:
+            return
+        more = torch.zeros(terms - first, dtype=torch.float64)
+        for confidence, correct in self.rows:
+            angle, weights = confidence.double() * math.pi, self._weights(confidence, correct)
+            turn = torch.polar(torch.ones_like(angle), angle)
+            for start in range(first, terms, TURNS):
+                # cos(k x) is the real part of exp(ix)^k: a product costs a tenth of a cosine.
+                wave = torch.polar(2 * weights, start * angle)
+                sums = [wave.sum()]
+                sums += [wave.mul_(turn).sum() for _ in range(min(TURNS, terms - start) - 1)]
+                more[start - first :][: len(sums)] += torch.stack(sums).real
+        self.coefficients = torch.cat([self.coefficients, more])
 
 
 def series_terms(width: float) -> int:
@@ -243,12 +296,14 @@ def auroc_of(ordered: Ordered) -> float:
     NaN when all rows are right or all are wrong: there is nothing to separate.
     """
     checked_rows(len(ordered))
-    values, run, _ = ordered.runs()
-    right = torch.bincount(run[ordered.correct], minlength=len(values)).double()
-    wrong = torch.bincount(run[~ordered.correct], minlength=len(values)).double()
-    pairs = float(right.sum() * wrong.sum())
-    below = wrong.cumsum(0) - wrong
-    return float((right * (below + wrong / 2)).sum()) / pairs if pairs else math.nan
+    n_right = int(ordered.correct.count_nonzero())
+    pairs = n_right * (len(ordered) - n_right)
+    won, below = 0.0, 0.0
+    for _, size, all_right in ordered.runs():
+        right, wrong = all_right.double(), (size - all_right).double()
+        won += float((right * (below + wrong.cumsum(0) - wrong / 2)).sum())
+        below += float(wrong.sum())
+    return won / pairs if pairs else math.nan
 
 
 def aurc_of(ordered: Ordered) -> float:
@@ -257,9 +312,13 @@ def aurc_of(ordered: Ordered) -> float:
     Within a tied run the expected number of errors grows linearly, which `Ordered.ranked` gives.
     """
     n = checked_rows(len(ordered))
-    _, correct = ordered.ranked()
-    errors = (1 - correct).flip(0).cumsum(0)
-    return float((errors / torch.arange(1, n + 1)).mean())
+    area, left, above = 0.0, n, float(n - int(ordered.correct.count_nonzero()))
+    for _, correct in ordered.ranked():
+        wrong = 1 - correct
+        above, left = above - float(wrong.sum()), left - len(wrong)
+        errors = above + wrong.flip(0).cumsum(0)
+        area += float((errors / torch.arange(left + 1, left + 1 + len(wrong))).sum())
+    return area / n
 
 
 def e_aurc_of(ordered: Ordered) -> float:
@@ -269,7 +328,7 @@ def e_aurc_of(ordered: Ordered) -> float:
     rows a perfect order therefore ends near 0, not at it.
     """
     aurc = aurc_of(ordered)
-    accuracy = ordered.correct.double().mean()
+    accuracy = ordered.correct.count_nonzero().double() / len(ordered)
     return aurc - float(1 - accuracy + torch.xlogy(accuracy, accuracy))
 
 

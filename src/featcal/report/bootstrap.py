@@ -17,7 +17,7 @@ into groups, which are drawn whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import takewhile
@@ -31,18 +31,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Data, Head, bin_edges, bin_index, predicted, raw_logits
+from featcal.core.batch import ON, Data, Head, bin_edges, bin_index, predicted, raw_logits
 from featcal.core.checks import ArgumentError, InputError, whole_number
 from featcal.core.fit import plain
 from featcal.core.progress import calm, tell
 from featcal.core.sample import first_row
 from featcal.metrics import Ordered, Predictions
 from featcal.metrics.columns import COLUMNS
-from featcal.metrics.ordered import INTERVALS, SMALLEST_WIDTH, series_terms, smoothed_area
+from featcal.metrics.ordered import INTERVALS, ROWS, SMALLEST_WIDTH, series_terms, smoothed_area
 
 FEWEST, MOST = 100, 10_000  # fewer leave too little beyond the 2.5 % quantile, more move no digit
 MATRIX = 2**20  # numbers of one factor of a product: 8 MiB
 BLOCK = 2**18  # numbers of one block of resamples: the passes over it then find it in the cache
+TABLE = 2**23  # numbers of one table of gaps by class, bin and unit: 64 MiB
 LARGE = 2**25  # counts beyond which products over all of them pay for threads
 SINGLY = 2**14  # rows up to which each is drawn by itself
 GROUPS = 2**12  # of more rows: what they vary by is known to one part in a hundred
@@ -80,7 +81,7 @@ class Resamples:
     Attributes:
         counts: (u + j, 1 + b) float32, of u units and j stand-ins. The first column has every unit
             once and all stand-ins together `UNSEEN` times: what the resamples scatter around.
-        unit: (n,) the unit of each row, counted over the ranks in their order.
+        unit: (n,) int16, the unit of each row, counted over the ranks in their order.
         rows: (j,) the rows that the stand-ins repeat, ascending.
         labels: (j,) their labels.
         samples: that rows belong to, 0 where each is one.
@@ -108,13 +109,19 @@ class Resamples:
         [5.0]
         """
         draw = np.random.default_rng(checked_seed(seed))
-        size, unit, of = rows, torch.arange(rows), 0
+        size, of = rows, 0
         if samples is not None:
-            numbers, unit = torch.unique(samples, return_inverse=True)
+            numbers = torch.from_numpy(np.unique(samples.numpy()))
             size = of = len(numbers)
-        if size > (SINGLY if samples is None else GROUPS):
-            unit = torch.from_numpy(draw.permutation(size) % GROUPS)[unit]
+        many = size > (SINGLY if samples is None else GROUPS)
+        dealt = np.resize(np.arange(GROUPS if many else size, dtype=np.int16), size)
+        if many:
+            draw.shuffle(dealt)
             size = GROUPS
+        unit = torch.from_numpy(dealt)
+        if samples is not None:
+            parts = torch.split(samples, ROWS)
+            unit = torch.cat([unit[torch.searchsorted(numbers, part)] for part in parts])
         counts = np.ones((1 + checked_resamples(resamples), size), dtype=np.float32)
         for counted in counts[1:]:
             counted[:] = np.bincount(draw.integers(0, size, size), minlength=size)
@@ -130,30 +137,38 @@ class Resamples:
         1/2, since a network may be surer than it should be by a factor of two in its logits; its
         label among the other classes as their probabilities are.
         """
-        draw = np.random.default_rng([checked_seed(seed), 1])
-        at, place = torch.from_numpy(draw.random(rows)), first_row(data)
-        found = [torch.zeros(0, 2, dtype=torch.float64)]
-        samples = [torch.zeros(0, dtype=torch.int64)]
+        stream = np.random.PCG64([checked_seed(seed), 1])
+        draw, first = np.random.Generator(stream), first_row(data)
+        stream.advance(first)  # a number for each row
+        chance, label = torch.empty(rows, dtype=torch.float64), torch.empty(rows, dtype=torch.int32)
+        samples, own = [torch.zeros(0, dtype=torch.int64)], 0
         for batch in data:
             if batch.groups is not None:
                 samples.append(batch.groups.cpu())
             probs = raw_logits(batch, head).double().softmax(1).cpu()
             probs.clamp_(min=1e-300).scatter_(1, predicted(probs)[:, None], 0)
-            sums = probs.cumsum(1)
-            wanted = at[place : place + len(batch), None] * sums[:, -1:]
-            label = torch.searchsorted(sums, wanted).clamp(max=probs.shape[1] - 1)
-            found.append(torch.cat([sums[:, -1:].sqrt(), label.double()], 1))
-            place += len(batch)
-        chance, label = dist.gather(torch.cat(found)).T
+            sums, here = probs.cumsum(1), slice(own, own + len(batch))
+            wanted = torch.from_numpy(draw.random(len(batch)))[:, None] * sums[:, -1:]
+            label[here] = torch.searchsorted(sums, wanted)[:, 0].clamp(max=probs.shape[1] - 1)
+            chance[here] = sums[:, -1].sqrt()
+            own = here.stop
+        stream.advance(rows - first - own)
+        chance, label = chance[:own], label[:own]
+        totals = dist.gather(chance.sum().view(1))  # of each process
+        share = chance.cumsum_(0).add_(totals[: dist.rank()].sum()).div_(totals.sum())
+        points = (torch.arange(STAND_INS) + float(draw.random())) / STAND_INS
+        chosen = dist.total(torch.searchsorted(share, points.double())).clamp(max=rows - 1)
+        mine = (chosen >= first) & (chosen < first + own)
+        labels = torch.zeros_like(chosen)
+        labels[mine] = label[chosen[mine] - first].long()
+        labels = dist.total(labels)
+        del chance, label, share
         of_rows = dist.gather(torch.cat(samples))
         plain = cls.draw(rows, resamples, seed, of_rows if len(of_rows) == rows else None)
-        share = chance.cumsum(0) / chance.sum()
-        points = (torch.arange(STAND_INS) + float(draw.random())) / STAND_INS
-        chosen = torch.searchsorted(share, points.double()).clamp(max=rows - 1)
         extra = np.full((STAND_INS, 1 + resamples), UNSEEN / STAND_INS, dtype=np.float32)
         extra[:, 1:] = draw.poisson(UNSEEN / STAND_INS, (STAND_INS, resamples))
         counts = torch.cat([plain.counts, torch.from_numpy(extra)])
-        return cls(counts, plain.unit, chosen, label[chosen].long(), plain.samples)
+        return cls(counts, plain.unit, chosen, labels, plain.samples)
 
     @property
     def size(self) -> int:
@@ -183,8 +198,8 @@ class Resamples:
         return {"groups": groups, "samples": self.samples or None, "unseen": UNSEEN}
 
     def units(self) -> Tensor:
-        """(n + j,) the unit of each row and of each stand-in."""
-        return torch.cat([self.unit, torch.arange(self.size, len(self.counts))])
+        """(n + j,) int16, the unit of each row and of each stand-in."""
+        return torch.cat([self.unit, torch.arange(self.size, len(self.counts), dtype=torch.int16)])
 
     def sums(self, values: Tensor) -> Tensor:
         """(1 + b, c): the sums over each resample of (u + j, c) values of the units."""
@@ -232,10 +247,9 @@ def row_blocks(rows: int, width: int) -> Iterator[slice]:
 class Bootstrap:
     """The replicates of every metric of one recipe, from its rows as they are scored.
 
-    A row holds fewer than m probabilities above 1 / m. For the class-wise error they are kept, one
-    by one, each with its cell (class and bin); all the others lie in the first bin of their class,
-    and there the sums over all resamples are one product of the n x k gaps with the counts: the
-    gaps are not kept.
+    A row holds fewer than m probabilities above 1 / m; all the others lie in the first bin of their
+    class, where the sums over all resamples are one product of the n x k gaps with the counts. The
+    gaps of the larger ones are added up by class, bin and unit where these are few, else kept.
 
     Attributes:
         drawn: the resamples.
@@ -248,9 +262,12 @@ class Bootstrap:
         self.drawn, self.row, self.bins, self.seconds = drawn, first_row, bins, 0.0
         self._means = Sums(drawn, 3)  # loss, squared error, 1
         self._first: Sums | None = None  # the gaps of the first bin of each class
-        # (e, 3) unit, cell and gap of each larger probability; a rank may have no rows at all
-        self._others = [torch.zeros(0, 3, dtype=torch.float64)]
-        self._unseen: list[Ordered] = []
+        # Of each larger probability: (units, k m) its gap, or (e,) cell and unit as one number, and
+        # its gap; a rank may have no rows at all.
+        self._table: Tensor | None = None
+        self._keys = [torch.zeros(0, dtype=torch.int64)]
+        self._gaps = [torch.zeros(0, dtype=torch.float64)]
+        self._unseen = [Ordered(torch.zeros(0), torch.zeros(0, dtype=torch.bool))]
         self._spread = torch.zeros(0, dtype=torch.float64)  # (k m,) summed p (1 - p) of each cell
 
     def add(self, logits: Tensor, seen: Predictions) -> None:
@@ -259,6 +276,9 @@ class Bootstrap:
         if self._first is None:
             self._first = Sums(self.drawn, logits.shape[1])
             self._spread = torch.zeros(logits.shape[1] * self.bins, dtype=torch.float64)
+            size = len(self.drawn.counts), len(self._spread)
+            if self.drawn.grouped and math.prod(size) <= TABLE:
+                self._table = torch.zeros(size, dtype=torch.float64)
         first, end = self.row, self.row + len(seen)
         here = ((self.drawn.rows >= first) & (self.drawn.rows < end)).nonzero()[:, 0]
         again, labels = self.drawn.rows[here] - first, self.drawn.labels[here]
@@ -267,9 +287,10 @@ class Bootstrap:
         width = max(logits.shape[1], 0 if self.drawn.grouped else self.drawn.counts.shape[1])
         with calm(0):
             for some in row_blocks(len(seen), width):
-                self._spread += self._take(seen, some, self.drawn.unit[first:end][some])
+                self._spread += self._take(seen, some, self.drawn.unit[first:end][some].long())
             self._take(unseen, slice(None), self.drawn.size + here)
-        self._unseen.append(Ordered.of_predictions(unseen))
+        if len(unseen):
+            self._unseen.append(Ordered.of_predictions(unseen))
         self.row = end
         self.seconds += perf_counter() - started
 
@@ -282,10 +303,16 @@ class Bootstrap:
         loss = -seen.log_true[some].double().cpu()
         self._means.add(unit, torch.stack([loss, brier, torch.ones_like(loss)], 1))
         gaps[at] -= 1
-        above = probs > bin_edges(self.bins, probs.dtype)[1]
+        on = 1 + ON * torch.finfo(probs.dtype).eps  # the edge, as in `bin_index`
+        above = probs > bin_edges(self.bins, probs.dtype)[1] * on
         row, column = above.nonzero(as_tuple=True)
         cell = column * self.bins + bin_index(probs[row, column], self.bins)
-        self._others.append(torch.stack([unit[row].double(), cell.double(), gaps[row, column]], 1))
+        if self._table is not None:
+            index = unit[row] * self._table.shape[1] + cell
+            self._table.view(-1).index_add_(0, index, gaps[row, column])
+        else:
+            self._keys.append(cell * len(self.drawn.counts) + unit[row])
+            self._gaps.append(gaps[row, column])
         assert self._first is not None
         self._first.add(unit, gaps.masked_fill_(above, 0))
         large, rest = probs[row, column].double(), probs.masked_fill(above, 0).double()
@@ -306,40 +333,58 @@ class Bootstrap:
             ordered: as in `replicates`.
             metrics: the values on the data.
         """
-        sure, order = ordered.confidence.sort()
-        spread = sure.double() - sure.double().square()
-        at = {
-            "ece": bin_index(sure, self.bins),
-            "adaptive_ece": torch.arange(len(sure)) * self.bins // len(sure),
-        }
-        variances = {
-            name: torch.zeros(self.bins, dtype=torch.float64).index_add_(0, index, spread)
-            for name, index in at.items()
-        }
+        names, rank = ("ece", "adaptive_ece"), 0
+        variances = {name: torch.zeros(self.bins, dtype=torch.float64) for name in names}
+        for sure, _ in ordered.ranked():
+            spread, place = sure - sure.square(), torch.arange(rank, rank + len(sure))
+            index = bin_index(sure.to(ordered.confidence.dtype), self.bins)
+            variances["ece"].index_add_(0, index, spread)
+            variances["adaptive_ece"].index_add_(0, place * self.bins // len(ordered), spread)
+            rank += len(sure)
+        moved = self._moved(ordered) if self.drawn.samples else {}
         variances["classwise_ece"] = dist.total(self._spread)
         found = {}
         for name, value in variances.items():
             classes = len(value) // self.bins
-            v, n = value.clamp(min=1e-300), len(sure) * classes
+            v, n = value.clamp(min=1e-300), len(ordered) * classes
             size = 2 * ((v.floor() + 1) * v.log() - v - torch.lgamma(v.floor() + 1)).exp()
             size = size.maximum((2 * v).clamp(max=0.5))  # of one row |y - p| is 2 v on average
             noise, error = float(size.sum()) / n, float((v - size.square()).clamp(min=0).sum())
             error, bias = math.sqrt(error * min(classes, 2)) / n, noise
-            if self.drawn.samples and name in at:
-                gaps = (sure.double() - ordered.correct[order].double()) * self.drawn.few / n
-                moved = self._moved(self.drawn.unit[order], at[name], gaps)
-                noise, error = max(noise, float(moved.mean())), max(error, float(moved.std()))
+            if name in moved:
+                noise = max(noise, float(moved[name].mean()))
+                error = max(error, float(moved[name].std()))
             if classes == 1:  # the gaps of a few large bins are all alike, or next to it
                 bias = metrics[name] - math.sqrt(max(metrics[name] ** 2 - noise**2, 0))
             found[name] = noise + NORMAL * error, bias
         return found
 
-    def _moved(self, unit: Tensor, index: Tensor, gaps: Tensor) -> Tensor:
-        """(b,) how far the summed gaps of all bins lie from those of the data, on each resample."""
-        table = torch.zeros(self.drawn.size, self.bins, dtype=torch.float64)
-        table.view(-1).index_add_(0, unit * self.bins + index, gaps)
-        sums = self.drawn.counts[: self.drawn.size].double().T @ table
-        return (sums[1:] - sums[0]).abs().sum(1)
+    def _moved(self, ordered: Ordered) -> dict[str, Tensor]:
+        """Name -> (b,) how far the gaps of all bins lie from those of the data, on each resample.
+
+        A run of equal confidences that lies in several bins of equal mass is shared among them.
+        """
+        n, m = len(ordered), self.bins
+
+        def place(values: Tensor, start: Tensor, end: Tensor) -> Tensor:
+            return (bin_index(values, m) * m + start * m // n) * m + (end - 1) * m // n
+
+        places, cells, size, _ = _cells(ordered, place)
+        end, edge = size.cumsum(0)[:, None], -(-torch.arange(m + 1) * n // m)
+        inside = end.minimum(edge[1:]) - (end - size[:, None]).maximum(edge[:-1])
+        shares = {
+            "ece": F.one_hot(places // m**2, m).double(),
+            "adaptive_ece": inside.clamp(min=0) / size[:, None].double(),
+        }
+        scale, counts = self.drawn.few / n, self.drawn.counts[: self.drawn.size].double().T
+        gaps = _table(
+            ordered, self.drawn.unit, self.drawn.size, cells, lambda sure, right: sure - right
+        )
+        found = {}
+        for name, share in shares.items():
+            sums = counts @ (gaps @ share)
+            found[name] = scale * (sums[1:] - sums[0]).abs().sum(1)
+        return found
 
     def replicates(self, ordered: Ordered, smooth_ece: float) -> dict[str, Tensor]:
         """Name -> (1 + b,) float64, the metric as `Resamples` draws; the same on every rank.
@@ -369,26 +414,42 @@ class Bootstrap:
         self._first.total = dist.total(self._first.total)
         first = self._first.result()
         total = first.abs().sum(1)
-        entries = dist.gather(torch.cat(self._others))
-        entries = entries[entries[:, 1].argsort()]
-        owner = torch.div(entries[:, 1], self.bins, rounding_mode="floor")
-        sizes = torch.unique_consecutive(owner, return_counts=True)[1].tolist()
-        units, counts = len(self.drawn.counts), None
-        if self.drawn.grouped:  # most classes meet most units
-            counts = self.drawn.counts.double()
         with calm(0):
-            for of_class in torch.split(entries, sizes):
-                if counts is not None:
-                    index = (of_class[:, 1] % self.bins * units + of_class[:, 0]).long()
-                    gaps = torch.zeros(self.bins * units, dtype=torch.float64)
-                    gaps.index_add_(0, index, of_class[:, 2])
-                    total += (gaps.view(self.bins, units) @ counts).abs().sum(0)
-                    continue
-                unit, place = torch.unique(of_class[:, 0].long(), return_inverse=True)
-                gaps = torch.zeros(self.bins, len(unit), dtype=torch.float64)
-                at = of_class[:, 1].long() % self.bins, place
-                gaps.index_put_(at, of_class[:, 2], accumulate=True)
-                total += (gaps @ self.drawn.counts[unit].double()).abs().sum(0)
+            if self._table is not None:
+                total += self.drawn.sums(dist.total(self._table)).abs().sum(1)
+                return total / first.shape[1]
+            keys = dist.gather(torch.cat(self._keys))
+            self._keys.clear()
+            gaps = dist.gather(torch.cat(self._gaps))
+            self._gaps.clear()
+            units = len(self.drawn.counts)
+            if self.drawn.grouped:  # most cells meet most units
+                empty, parts = (
+                    torch.ones(len(self._spread), dtype=torch.bool),
+                    torch.split(keys, ROWS),
+                )
+                for part in parts:
+                    empty[torch.div(part, units, rounding_mode="floor")] = False
+                before = empty.cumsum(0)
+                for part in parts:  # empty cells are left out
+                    part -= before[torch.div(part, units, rounding_mode="floor")] * units
+                step = max(1, TABLE // 2 // units) * units
+                for start in range(0, int((~empty).sum()) * units, step):
+                    some = (keys >= start) & (keys < start + step)
+                    table = torch.zeros(step, dtype=torch.float64)
+                    table.index_add_(0, keys[some] - start, gaps[some])
+                    total += self.drawn.sums(table.view(-1, units).T).abs().sum(1)
+                return total / first.shape[1]
+            order = keys.argsort()
+            keys, gaps = keys[order], gaps[order]
+            of_class = torch.div(keys, units * self.bins, rounding_mode="floor")
+            sizes = torch.unique_consecutive(of_class, return_counts=True)[1].tolist()
+            for key, gap in zip(torch.split(keys, sizes), torch.split(gaps, sizes), strict=True):
+                unit, place = torch.unique(key % units, return_inverse=True)
+                cell = torch.div(key, units, rounding_mode="floor") % self.bins
+                table = torch.zeros(self.bins, len(unit), dtype=torch.float64)
+                table.index_put_((cell, place), gap, accumulate=True)
+                total += (table @ self.drawn.counts[unit].double()).abs().sum(0)
         return total / first.shape[1]
 
 
@@ -406,22 +467,21 @@ def ranked_replicates(ordered: Ordered, drawn: Resamples, bins: int) -> dict[str
         drawn: the resamples.
         bins: of the equal-width and of the equal-mass metrics.
     """
-    ranks = _Ranks(ordered, bins, pool=drawn.grouped)
+    ranks = _Pooled(ordered, drawn, bins) if drawn.grouped else _Ranks(ordered, drawn)
     width = drawn.counts.shape[1]
     # Made before the loop: small results that outlive a block would leave holes in the memory.
     found = torch.empty(len(RANKED), width, dtype=torch.float64)
-    step = max(1, BLOCK // len(ranks.cells if drawn.grouped else ranks.order))
+    step = max(1, BLOCK // ranks.steps.shape[-1])
     with calm(0):
-        steps = ranks.pooled(drawn) if drawn.grouped else drawn.counts[ranks.order].T.contiguous()
         for start in range(0, width, step):
             tell("resampling", start, width - 1)
-            sums = ranks.sums(steps[start : start + step])
-            found[:, start : start + step] = torch.stack(ranks.metrics(*sums))
+            sums = ranks.sums(ranks.steps[start : start + step])
+            block = _Ranked(sums[0][:, -1], sums[2][:, -1], bins)
+            block.add(ranks.cells, ranks.mixed, sums)
+            found[:, start : start + step] = torch.stack(block.metrics())
     tell("resampling", width - 1, width - 1)
     if drawn.grouped:  # the cells blur a value a little, and all of them alike
-        single = _Ranks(ordered, bins, pool=False)
-        sums = single.sums(drawn.counts[drawn.units()[single.order], :1].T)
-        found += torch.stack(single.metrics(*sums)) - found[:, :1]
+        found += _undrawn(ordered, drawn, bins) - found[:, :1]
     return dict(zip(RANKED, found, strict=True))
 
 
@@ -433,45 +493,25 @@ class _Ranks:
     cell the cumulative confidence and the expected cumulative correctness grow linearly with the
     rank (see `metrics/ordered.py`), so their values at any rank follow from those at the ends of
     the cells: everything is a function of three cumulative sums, of the rows up to the end of each
-    cell, their confidences and their correctness. With many rows, neighbours share a cell.
+    cell, their confidences and their correctness.
     """
 
-    def __init__(self, ordered: Ordered, bins: int, *, pool: bool) -> None:
-        self.order, self.m = ordered.confidence.argsort(), bins
-        values, self.cell, size = ordered.runs()
-        if pool and len(values) > CELLS:
-            # Cells of equal mass, cut at the edges of the bins as well.
-            mass = torch.div((size.cumsum(0) - 1) * CELLS, len(ordered), rounding_mode="floor")
-            mixed = mass * bins + bin_index(values, bins)
-            place = torch.unique_consecutive(mixed, return_inverse=True)[1]
-            self.cell, last = place[self.cell], torch.bincount(place).cumsum(0) - 1
-            values, size = values[last], torch.bincount(self.cell)
-        self.cells = values
-        rows = torch.stack([ordered.confidence.double(), ordered.correct.double()])
-        self.rows, self.values = rows, rows[:, self.order]
+    def __init__(self, ordered: Ordered, drawn: Resamples) -> None:
+        order = ordered.confidence.argsort()
+        self.cells, cell, size = torch.unique(
+            ordered.confidence, return_inverse=True, return_counts=True
+        )
+        self.steps = drawn.counts[order].T.contiguous()
+        self.values = torch.stack([ordered.confidence.double(), ordered.correct.double()])[:, order]
         # (c + 1,) rows up to the end of each cell, 0 first; None when every cell is one row
         self.ends = None
-        if len(values) < len(ordered):
+        if len(self.cells) < len(ordered):
             self.ends = torch.cat([size.new_zeros(1), size.cumsum(0)])
-        # (m,) cells up to the end of each equal-width bin
-        self.bins = torch.searchsorted(bin_index(values, bins), torch.arange(bins), right=True)
         # Cells with a wrong row; the others add nothing to AUROC and AURC.
-        self.mixed = torch.unique(self.cell[~ordered.correct])
-
-    def pooled(self, drawn: Resamples) -> Tensor:
-        """(1 + b, 3, c): rows, confidences and correctness in each cell of each resample."""
-        size, unit = len(self.cells), drawn.units()
-        parts = []
-        for values in (torch.ones_like(self.rows[0]), *self.rows):
-            table = torch.zeros(len(drawn.counts), size, dtype=torch.float64)
-            table.view(-1).index_add_(0, unit * size + self.cell, values)
-            parts.append(drawn.sums(table))
-        return torch.stack(parts, 1)
+        self.mixed = torch.unique(cell[~ordered.correct])
 
     def sums(self, steps: Tensor) -> list[Tensor]:
-        """The three cumulative sums, (b, c + 1) each, of resamples told by cell or by row."""
-        if steps.ndim == 3:
-            return [F.pad(part, (1, 0)).cumsum(1) for part in steps.unbind(1)]
+        """The three cumulative sums, (b, c + 1) each, of resamples told by how often rows come."""
         rows = torch.zeros(len(steps), steps.shape[1] + 1, dtype=torch.float64)
         rows[:, 1:] = steps
         sums = [rows.cumsum(1)]
@@ -481,53 +521,152 @@ class _Ranks:
             sums[-1].cumsum_(1)
         return sums if self.ends is None else [_columns(part, self.ends) for part in sums]
 
-    def metrics(self, count: Tensor, sure: Tensor, right: Tensor) -> list[Tensor]:
-        """The metrics of RANKED, (b,) each, from the three sums."""
-        n = count[:, -1]
-        confidence, accuracy = sure[:, -1] / n, right[:, -1] / n
-        # Bins of equal width; an empty one has no gap, and its total is 0.
-        size, said, hits = (_steps(part[:, self.bins]) for part in (count, sure, right))
-        total = said - hits
-        gap = total / torch.where(size > 0, size, 1)
-        ece, mce = total.abs().sum(1) / n, gap.abs().amax(1)
-        rms_ce = ((size * gap.square()).sum(1) / n).sqrt()
-        means = (accuracy, confidence, confidence - accuracy)
-        equal_mass = self._equal_mass(count, sure, right)
-        return [*means, ece, mce, rms_ce, *equal_mass, *self._selective(count, right)]
 
-    def _equal_mass(self, count: Tensor, *sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Adaptive ECE and debiased error."""
+@final
+class _Pooled:
+    """Many rows in few cells of nearly equal mass, cut at the edges of the bins as well."""
+
+    def __init__(self, ordered: Ordered, drawn: Resamples, bins: int) -> None:
+        distinct = sum(len(values) for values, _, _ in ordered.runs())
+
+        def place(values: Tensor, _: Tensor, end: Tensor) -> Tensor:
+            if distinct <= CELLS:
+                return end
+            mass = torch.div((end - 1) * CELLS, len(ordered), rounding_mode="floor")
+            return mass * bins + bin_index(values, bins)
+
+        _, self.cells, _, wrong = _cells(ordered, place)
+        self.mixed = wrong.nonzero()[:, 0]
+        parts, unit = [], drawn.units()
+        for what in (
+            lambda sure, _: torch.ones_like(sure),
+            lambda sure, _: sure,
+            lambda _, right: right,
+        ):
+            parts.append(drawn.sums(_table(ordered, unit, len(drawn.counts), self.cells, what)))
+        # (1 + b, 3, c) rows, confidences and correctness in each cell of each resample
+        self.steps = torch.stack(parts, 1)
+
+    def sums(self, steps: Tensor) -> list[Tensor]:
+        """The three cumulative sums, (b, c + 1) each, of resamples told by cell."""
+        return [F.pad(part, (1, 0)).cumsum(1) for part in steps.unbind(1)]
+
+
+def _undrawn(ordered: Ordered, drawn: Resamples, bins: int) -> Tensor:
+    """(10, 1): the metrics of RANKED of all rows once and what stand-ins weigh, without pooling."""
+    rows, weight = len(drawn.unit), float(drawn.counts[-1, 0])
+    unseen = ordered.confidence[rows:]
+    # Runs count every row and stand-in once: this is too much.
+    more = (1 - weight) * torch.stack([torch.ones(len(unseen)), ordered.correct[rows:]]).double()
+    n, right = (
+        torch.tensor([every], dtype=torch.float64) - surplus
+        for every, surplus in zip(
+            (len(ordered), int(ordered.correct.count_nonzero())), more.sum(1), strict=True
+        )
+    )
+    found, so_far = _Ranked(n, right, bins), torch.zeros(3, 1, dtype=torch.float64)
+    for values, size, correct in ordered.runs():
+        here = (unseen >= values[0]) & (unseen <= values[-1])
+        count = torch.stack([size, correct]).double()
+        count.index_add_(1, torch.searchsorted(values, unseen[here]), more[:, here], alpha=-1)
+        steps = torch.stack([count[0], count[0] * values.double(), count[1]])
+        sums = torch.cat([so_far, steps], 1).cumsum(1)
+        found.add(values, (size > correct).nonzero()[:, 0], list(sums[:, None]))
+        so_far = sums[:, -1:]
+    return torch.stack(found.metrics())
+
+
+def _cells(ordered: Ordered, place: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[Tensor]:
+    """The places, highest confidences, rows and wrong rows of cells: of neighbours at one place.
+
+    Args:
+        ordered: the rows.
+        place: of runs, from their values and the rows up to their starts and up to their ends.
+    """
+
+    def joined(places: Tensor, *parts: Tensor) -> list[Tensor]:
+        _, at, count = torch.unique_consecutive(places, return_inverse=True, return_counts=True)
+        last, (values, *numbers) = count.cumsum(0) - 1, parts
+        sums = [torch.zeros_like(last).index_add_(0, at, number) for number in numbers]
+        return [places[last], values[last], *sums]
+
+    found, rows = [], 0
+    for values, size, right in ordered.runs():
+        end = rows + size.cumsum(0)
+        found.append(joined(place(values, end - size, end), values, size, size - right))
+        rows = int(end[-1])
+    return joined(*map(torch.cat, zip(*found, strict=True)))
+
+
+def _table(
+    ordered: Ordered,
+    unit: Tensor,
+    units: int,
+    cells: Tensor,
+    what: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """(units, c) float64: what confidence and correctness say, summed by unit and cell."""
+    table = torch.zeros(units, len(cells), dtype=torch.float64)
+    parts = (ordered.confidence, ordered.correct, unit)
+    for sure, right, of in zip(*(torch.split(part, ROWS) for part in parts), strict=True):
+        index = of.long() * len(cells) + torch.searchsorted(cells, sure)
+        table.view(-1).index_add_(0, index, what(sure.double(), right.double()))
+    return table
+
+
+@final
+class _Ranked:
+    """The metrics of RANKED on b resamples, from cells in ascending order, some at a time.
+
+    Attributes:
+        n: (b,) the rows of each resample,
+        right: and those that are right.
+    """
+
+    def __init__(self, n: Tensor, right: Tensor, bins: int) -> None:
+        self.n, self.right, self.m = n, right, bins
+        rows, place = n[:, None], torch.arange(1.0, bins + 1)
+        small = torch.div(rows, bins, rounding_mode="floor")
+        self.wanted = place * small + place.minimum(rows - bins * small)
+        self.bins = torch.zeros(3, len(n), bins, dtype=torch.float64)
+        self.groups = torch.zeros(2, len(n), bins, dtype=torch.float64)
+        self.sure = self.won = self.area = torch.zeros_like(n)
+
+    def add(self, values: Tensor, mixed: Tensor, sums: list[Tensor]) -> None:
+        """Adds c cells.
+
+        Args:
+            values: (c,) their confidences.
+            mixed: which of them have a wrong row; the others add nothing to AUROC and AURC.
+            sums: the three cumulative sums, (b, 1 + c) each, from before the first of them.
+        """
+        # Bins of equal width.
+        ends = torch.searchsorted(bin_index(values, self.m), torch.arange(self.m), right=True)
+        for so_far, part in zip(self.bins, sums, strict=True):
+            so_far += torch.diff(part[:, ends], prepend=part[:, :1])
         # Summed confidence and expected correctness up to the end of each group: (b, m) each.
-        n, place = count[:, -1:], torch.arange(1.0, self.m + 1)
-        small = torch.div(n, self.m, rounding_mode="floor")
-        wanted = place * small + place.minimum(n - self.m * small)
-        end = torch.searchsorted(count, wanted).clamp(1, count.shape[1] - 1)
+        count, sure, right = sums
+        here = (self.wanted > count[:, :1]) & (self.wanted <= count[:, -1:])
+        end = torch.searchsorted(count, self.wanted).clamp(1, count.shape[1] - 1)
         start = end - 1  # rank 0 lies before every cell
         before = count.gather(1, start)
         width = count.gather(1, end) - before
-        share = (wanted - before) / torch.where(width > 0, width, 1)
-        confidence, right = (
-            _steps(torch.lerp(part.gather(1, start), part.gather(1, end), share)) for part in sums
-        )
-        total = (confidence - right).abs().sum(1) / n[:, 0]
-        size = _steps(wanted)
-        accuracy = right / size.clamp(min=1)
-        bias = accuracy * (1 - accuracy) / (size - 1).clamp(min=1)
-        square = size * ((confidence / size.clamp(min=1) - accuracy).square() - bias)
-        # The variance of a smaller group is unknown.
-        square = torch.where(size >= 2, square, 0.0).sum(1) / n[:, 0]
-        return total, square.clamp(min=0).sqrt()
+        share = (self.wanted - before) / torch.where(width > 0, width, 1)
+        for so_far, part in zip(self.groups, (sure, right), strict=True):
+            at = torch.lerp(part.gather(1, start), part.gather(1, end), share)
+            so_far += torch.where(here, at, 0.0)
+        self.sure = sure[:, -1]
+        self._selective(count, right, mixed)
 
-    def _selective(self, count: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    def _selective(self, count: Tensor, right: Tensor, mixed: Tensor) -> None:
         """AUROC and AURC."""
-        before, after = _columns(count, self.mixed), _columns(count, self.mixed + 1)
-        right_before, right_after = _columns(right, self.mixed), _columns(right, self.mixed + 1)
-        size, n, all_right = after - before, count[:, -1:], right[:, -1]
+        before, after = _columns(count, mixed), _columns(count, mixed + 1)
+        right_before, right_after = _columns(right, mixed), _columns(right, mixed + 1)
+        size, n = after - before, self.n[:, None]
         wrong = size - (right_after - right_before)
         # A right row beats every wrong one before its cell and, by half, those of its own.
-        beaten_by = all_right[:, None] - (right_before + right_after) / 2
-        pairs = all_right * (n[:, 0] - all_right)
-        auroc = torch.where(pairs > 0, (wrong * beaten_by).sum(1) / pairs, math.nan)
+        beaten_by = self.right[:, None] - (right_before + right_after) / 2
+        self.won = self.won + (wrong * beaten_by).sum(1)
         # The most confident rows come first here and last among the sorted ones. An error at place
         # j counts in the error rate of the k >= j most confident, 1/k in each: the sum over j = 1,
         # ..., i of 1/j + ... + 1/n is i (1 + H_n - H_i), with the harmonic numbers H.
@@ -536,7 +675,33 @@ class _Ranks:
             for i in (n - before, n - after)
         ]
         share = wrong / torch.where(size > 0, size, 1)
-        return auroc, (share * (areas[0] - areas[1])).sum(1) / n[:, 0]
+        self.area = self.area + (share * (areas[0] - areas[1])).sum(1)
+
+    def metrics(self) -> list[Tensor]:
+        """The metrics, (b,) each, once all cells are in."""
+        n = self.n
+        confidence, accuracy = self.sure / n, self.right / n
+        # An empty bin has no gap, and its total is 0.
+        size, said, hits = self.bins
+        total = said - hits
+        gap = total / torch.where(size > 0, size, 1)
+        ece, mce = total.abs().sum(1) / n, gap.abs().amax(1)
+        rms_ce = ((size * gap.square()).sum(1) / n).sqrt()
+        means = (accuracy, confidence, confidence - accuracy)
+        pairs = self.right * (n - self.right)
+        auroc = torch.where(pairs > 0, self.won / pairs, math.nan)
+        return [*means, ece, mce, rms_ce, *self._equal_mass(), auroc, self.area / n]
+
+    def _equal_mass(self) -> tuple[Tensor, Tensor]:
+        """Adaptive ECE and debiased error."""
+        size, confidence, right = map(_steps, (self.wanted, *self.groups))
+        total = (confidence - right).abs().sum(1) / self.n
+        accuracy = right / size.clamp(min=1)
+        bias = accuracy * (1 - accuracy) / (size - 1).clamp(min=1)
+        square = size * ((confidence / size.clamp(min=1) - accuracy).square() - bias)
+        # The variance of a smaller group is unknown.
+        square = torch.where(size >= 2, square, 0.0).sum(1) / self.n
+        return total, square.clamp(min=0).sqrt()
 
 
 def _columns(values: Tensor, index: Tensor) -> Tensor:
@@ -599,9 +764,7 @@ class _Series:
     """
 
     def __init__(self, ordered: Ordered, drawn: Resamples, rows: Tensor, width: float) -> None:
-        confidence = ordered.confidence.double()
-        self.drawn, self.rows, self.unit = drawn, rows, drawn.units()
-        self.angle, self.gaps = confidence * math.pi, confidence - ordered.correct.double()
+        self.ordered, self.drawn, self.rows, self.unit = ordered, drawn, rows, drawn.units()
         self.coefficients = torch.zeros(0, len(rows), dtype=torch.float64)
         self._extend(0.8 * width)  # most resamples are a little less smooth than the data
 
@@ -621,9 +784,10 @@ class _Series:
         if terms > len(self.coefficients):
             k = torch.arange(len(self.coefficients), terms, dtype=torch.float64)
             more = Sums(self.drawn, len(k))
-            for some in row_blocks(len(self.angle), max(len(k), len(self.rows))):
-                table = (self.angle[some, None] * k).cos_().mul_(self.gaps[some, None])
-                more.add(self.unit[some], table)
+            for some in row_blocks(len(self.unit), max(len(k), len(self.rows))):
+                sure = self.ordered.confidence[some, None].double()
+                gaps = sure - self.ordered.correct[some, None].double()
+                more.add(self.unit[some].long(), (sure * math.pi * k).cos_().mul_(gaps))
             found = (more.result() / self.rows[:, None]).T * (1 + (k > 0).double())[:, None]
             self.coefficients = torch.cat([self.coefficients, found])
         return terms
