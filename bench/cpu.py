@@ -49,8 +49,8 @@ CLASSES = 1000
 FACTORS = (1, 2, 4)  # of the growth
 START = {  # rows, features, classes: where a sample of fixed size and the caches no longer count
     "rows": (262_144, 256, 256),
-    "features": (65_536, 512, 256),
-    "classes": (65_536, 256, 512),
+    "features": (131_072, 512, 256),
+    "classes": (65_536, 256, 1024),
 }
 
 # --- the clipping threshold: each returns c -------------------------------------------------------

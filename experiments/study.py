@@ -57,7 +57,7 @@ METRICS, BINS = ("nll", "ece", "adaptive_ece", "brier", "accuracy"), 15
 IN_FULL = ("nll", "ece")  # kept for each resplit, so that paired tests can be done again
 STEPWISE = ", step by step"
 CHAINS = ("clip | temperature", f"clip | temperature{STEPWISE}", "clip | sample", "sample | svs")
-TURNS, ROWS, CLASSES = 5, 25_000, 1000  # of the timing
+TURNS, ROWS, CLASSES = 15, 25_000, 1000  # of the timing
 
 
 class Job(NamedTuple):

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from featcal.core import dist
 from featcal.core.batch import (
-    BLOCK,
     Batch,
     Head,
     blocks,
@@ -57,7 +56,8 @@ REACH = 3.0  # standard deviations at which a term is cut off
 FOLDS = 5  # of samples, where these have several rows
 SAMPLE = 2**12  # rows, about, on which the strength is chosen
 LOGITS = 2**21  # of theirs, at most
-PIECES = 8  # of a chunk, for the threads: a piece's sums are as large as those of all rows
+NUMBERS = 2**20  # of a block: with fewer, threads wait for each other between short operations
+PIECES = 4  # of a chunk, for the threads: a piece's sums are as large as those of all rows
 HASHED = 64  # logits of a row, by which it is chosen
 STEPS = 30  # of Newton's method; the last is one that promises less nats per row than
 ENOUGH, ROUGHLY = 1e-6, 1e-4  # and what is left is about the square of it
@@ -243,7 +243,7 @@ class Rows:
 
     def cut(self, most: int | None = None) -> list[Rows]:
         """Blocks that go through a sum at once; larger ones where there may be but so many."""
-        count, step = len(self.labels), max(BLOCK // self.logits.shape[1], 1)
+        count, step = len(self.labels), max(NUMBERS // self.logits.shape[1], 1)
         step = step if most is None else max(step, math.ceil(count / most))
         if count <= step or self.logits.is_cuda:
             return [self]
@@ -413,7 +413,7 @@ class _Fit:
             return torch.stack([found[name] for name in self.names], 1), top, found["below"]
 
         seen = batch if reads else unchecked(batch.logits, batch.labels)
-        terms, top, below = map(torch.cat, zip(*spread(of, blocks(seen)), strict=True))
+        terms, top, below = map(torch.cat, zip(*spread(of, blocks(seen, NUMBERS)), strict=True))
         terms = terms.double()
         self.terms.append(terms)
         self.tops.append(top)
