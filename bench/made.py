@@ -20,7 +20,7 @@ def problem(rows, width, classes, device="cpu", seed=0):
     """Sparse features that lean towards their class, one row in ten far too large, and a head."""
     draw = torch.Generator(device).manual_seed(seed)
     # Of one size of logits for every width, so that a search has as far to go.
-    weight = torch.randn(classes, width, generator=draw, device=device) * 1.9 / width**0.5
+    weight = torch.randn(classes, width, generator=draw, device=device) * (32**0.5 / 3) / width**0.5
     labels = torch.randint(classes, (rows,), generator=draw, device=device)
     features = torch.empty(rows, width, device=device)
     for start in range(0, rows, 2**15):

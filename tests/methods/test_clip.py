@@ -90,6 +90,13 @@ def walking(monkeypatch):
     monkeypatch.setattr(clip_module, "CHEAP", 0)
 
 
+@pytest.fixture(params=["walk", "sweep"])
+def either(request, walking, monkeypatch):
+    """And this the way of data with very many logits, too."""
+    if request.param == "sweep":
+        monkeypatch.setattr(clip_module, "MANY", 0)
+
+
 @pytest.mark.parametrize("signed", [False, True])
 def test_a_linear_path_is_exact_wherever_it_goes(made, signed):
     world = made(n=80, d=9, k=4, signed=signed)
@@ -208,7 +215,7 @@ WORLDS = [
 
 
 @pytest.mark.parametrize("size", WORLDS, ids=str)
-def test_the_walk_ends_at_the_best_of_a_fine_grid(made, walking, size):
+def test_the_walk_ends_at_the_best_of_a_fine_grid(made, either, size):
     world = made(**size)
     found = fitted(world)
     assert found.report.steps[0].head_passes <= 10
@@ -278,7 +285,7 @@ def test_a_head_that_is_not_linear(rows):
     ],
 )
 @pytest.mark.filterwarnings("ignore::featcal.CalibrationWarning")
-def test_never_more_than_ten_passes(made, walking, recipe, n, d, k, copies_of, plain):
+def test_never_more_than_ten_passes(made, either, recipe, n, d, k, copies_of, plain):
     world = made(n=n, d=d, k=k)
     if copies_of:
         world.features = world.features[:copies_of][torch.arange(n) % copies_of]
@@ -315,7 +322,7 @@ def test_scale_equivariance(made, rows, factor):
 
 @pytest.mark.parametrize("rows", [400, 2500])
 @pytest.mark.parametrize("change", ["huge", "huge negative", "signed, without bias"])
-def test_odd_features_end_at_the_best_of_a_grid(made, walking, rows, change):
+def test_odd_features_end_at_the_best_of_a_grid(made, either, rows, change):
     world = made(n=rows, d=16, k=4, signed="signed" in change)
     if "signed" in change:
         world.head = linear(world.head.weight.detach())
@@ -556,13 +563,14 @@ def fit_all(data, weight, recipe):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-@pytest.mark.parametrize("walks", [True, False])
+@pytest.mark.parametrize("walks", [clip_module.MANY, 1, 0])  # 1: it sweeps
 def test_order_batches_and_processes_change_nothing(made, monkeypatch, tmp_path, walks):
     """So many activations that not all are looked at for their quantiles."""
     if torch.cuda.is_initialized():
         pytest.skip("a process that has used CUDA cannot be forked")
     if walks:
         monkeypatch.setattr(clip_module, "CHEAP", 0)
+        monkeypatch.setattr(clip_module, "MANY", walks)
     world = made(n=2400, d=512 if walks else 96, k=4)
     batch, weight = as_batch(world), world.head.weight.detach()
     order = torch.from_numpy(np.random.default_rng(0).permutation(2400))
@@ -578,7 +586,7 @@ def test_order_batches_and_processes_change_nothing(made, monkeypatch, tmp_path,
             assert found == pytest.approx(one, rel=1e-6)
 
 
-def test_copies_of_a_few_rows_are_sampled_alike_in_any_order(made, walking):
+def test_copies_of_a_few_rows_are_sampled_alike_in_any_order(made, either):
     """Where content picks all rows or none."""
     world = made(n=2500, d=16, k=4)
     world.features = world.features[:7][torch.arange(2500) % 7]

@@ -75,6 +75,7 @@ OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
 MOST_TRIALS = POINTS + 2 * len(OFFSETS)  # when the closer look has to move
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
 CLOSELY = 25  # thresholds of a window
+SWEPT = 0.1  # log thresholds on either side where NLL(c) is smooth, and POINTS tell all of it
 WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
 
 # With a linear head all of the far end is looked at, where few activations are clipped.
@@ -429,7 +430,9 @@ class Search:
        more. NLL(c) is rough on the scale of single units, so that no smooth model finds its lowest
        point: it is picked, not modelled.
 
-    Small data with a linear head needs no walk: every threshold is looked at.
+    Small data with a linear head needs no walk: every threshold is looked at. Neither does large
+    data, of which NLL(c) is smooth: on a CPU one such look across the sample's valley, for two
+    passes, says where a polynomial through it is lowest.
     """
 
     def __init__(self, problem: Problem, criterion: Loss, guard: float) -> None:
@@ -442,6 +445,9 @@ class Search:
         fits = facts.rows * each + copy <= memory.keep_bytes()
         many = facts.rows * facts.classes > MANY and problem.then is None
         self.window = self.layer is not None and fits and not many
+        # On a GPU the many small steps along a path cost more than a few products.
+        smooth = many and criterion.smooth and not guard
+        self.sweeps = smooth and self.layer is not None and facts.device.type == "cpu"
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
         self.seen = self.trials.seen
@@ -564,13 +570,15 @@ class Search:
         # What all rows say of the sample's valleys, and of the rest of its scan if none helps.
         starts: list[Point] = []
         valleys = [found.floor, *found.others]
+        alone, settled = self.sweeps and not (found.others or ends), True
+        if alone:  # nothing to be compared with
+            settled = self.close_in(found.floor)
         for log_c in (*valleys, *found.rest):
-            helps = any(map(self.gains, (*starts, *ends)))
-            if self.evaluations() < 2 or (helps and log_c not in valleys):
+            helps = any(map(self.gains, (*self.seen, *ends)))
+            if self.evaluations() < 2 or (helps and (alone or log_c not in valleys)):
                 break
             if log_c < low and all(abs(log_c - start.at) > 0.2 for start in starts):
                 starts.append(trials.point(min(log_c, top)))
-        settled = True
         if starts and (math.isinf(low) or best_of(starts).score < best_of(ends).score + CLOSE):
             settled = self.walk(found, starts, ends)
         if path is not None and best_of(ends).score < lowest(self.seen).score + CLOSE:
@@ -593,6 +601,8 @@ class Search:
 
     def walk(self, found: Valley, starts: list[Point], ends: list[Point]) -> bool:
         """A walk on all rows from the best start; whether it settled."""
+        if self.sweeps:
+            return self.close_in(best_of(starts).at)
         known, shape, top = starts[:1], found.shape, math.log(self.peak)
         if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley
             known, shape = sorted({*starts, *ends, Point(top, self.before.score)}), flat
@@ -609,6 +619,18 @@ class Search:
         rules = Walk(found.low, top, steps, ROUGH if self.window else FINE, shape)
         return refine(score, known, rules)[1]
 
+    def close_in(self, at: float) -> bool:
+        """The lowest point of a polynomial through a sweep; another sweep where it lies outside."""
+        settled = False
+        while not settled and self.evaluations() > 2:
+            ends = math.exp(at - SWEPT), math.exp(at + SWEPT)
+            swept = [Point(math.log(t.threshold), t.score) for t in self.sweep(*ends, POINTS)]
+            shape, grid = fitted_shape(swept, 6), np.linspace(at - SWEPT, at + SWEPT, 2001)
+            lowest_at = float(grid[shape(grid).argmin()])
+            settled, at = abs(lowest_at - at) < 0.9 * SWEPT, lowest_at
+        self.trials.point(min(at, math.log(self.peak)))
+        return settled
+
     def look_far(self, part: Problem, found: Valley) -> tuple[float, list[Trial], Trials | None]:
         """The valleys where next to nothing is clipped.
 
@@ -623,7 +645,7 @@ class Search:
         peaks = dist.total(size_counts(self.trials.peaks))
         shares = 0.5 ** np.arange(3, math.log2(self.problem.facts.rows) + 1, 2)
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
-        if self.layer is None or not self.window:
+        if self.layer is None or not (self.window or self.sweeps):
             rough = Trials(part, part.loss, accuracy=False)
             scores = [rough.at(math.exp(log_c)).score for log_c in (math.inf, *sorted({*few}))]
             if scores[0] - min(scores) < found.gain - CLOSE:
