@@ -68,14 +68,14 @@ JOINT = 64  # thresholds where later steps are refitted for each
 
 # All other data: a scan of a sample, a walk on all rows, a window around its end.
 MANY = 2**24  # logits beyond which NLL(c) is so smooth that a walk needs no window after it
-SHARE, MOST = 0.16, 4096  # of the rows in the sample; more rows tell a scan nothing new
+SHARE, MOST = 0.16, 3072  # of the rows in the sample; more rows tell a scan nothing new
 FEW_PARTS = 8  # of the sample, one from each chunk: more are joined, for the sake of their products
 POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
 MOST_TRIALS = POINTS + 2 * len(OFFSETS)  # when the closer look has to move
 ROUGH, FINE = 2e-5, 5e-8  # nats a walk may leave on the table: to the window, and for good
 CLOSELY = 25  # thresholds of a window
-SWEPT = 0.1  # log thresholds on either side where NLL(c) is smooth, and POINTS tell all of it
+SWEPT, SWEPT_POINTS = 0.08, 6  # log thresholds on either side of smooth data, and looks
 WINDOW, WIDE_WINDOW = 0.02, 0.045  # log thresholds looked at beside a walk that settled or not
 
 # With a linear head all of the far end is looked at, where few activations are clipped.
@@ -574,7 +574,7 @@ class Search:
         if alone:  # nothing to be compared with
             settled = self.close_in(found.floor)
         for log_c in (*valleys, *found.rest):
-            helps = any(map(self.gains, (*self.seen, *ends)))
+            helps = self.gains(lowest(self.seen)) or any(map(self.gains, ends))
             if self.evaluations() < 2 or (helps and (alone or log_c not in valleys)):
                 break
             if log_c < low and all(abs(log_c - start.at) > 0.2 for start in starts):
@@ -624,8 +624,11 @@ class Search:
         settled = False
         while not settled and self.evaluations() > 2:
             ends = math.exp(at - SWEPT), math.exp(at + SWEPT)
-            swept = [Point(math.log(t.threshold), t.score) for t in self.sweep(*ends, POINTS)]
-            shape, grid = fitted_shape(swept, 6), np.linspace(at - SWEPT, at + SWEPT, 2001)
+            swept = [Point(math.log(t.threshold), t.score) for t in self.sweep(*ends, SWEPT_POINTS)]
+            shape, grid = (
+                fitted_shape(swept, SWEPT_POINTS - 1),
+                np.linspace(at - SWEPT, at + SWEPT, 2001),
+            )
             lowest_at = float(grid[shape(grid).argmin()])
             settled, at = abs(lowest_at - at) < 0.9 * SWEPT, lowest_at
         self.trials.point(min(at, math.log(self.peak)))
