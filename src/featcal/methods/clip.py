@@ -446,8 +446,8 @@ class Search:
         many = facts.rows * facts.classes > MANY and problem.then is None
         self.window = self.layer is not None and fits and not many
         # On a GPU the many small steps along a path cost more than a few products.
-        smooth = many and criterion.smooth and not guard
-        self.sweeps = smooth and self.layer is not None and facts.device.type == "cpu"
+        smooth = many and criterion.smooth and not guard and facts.device.type == "cpu"
+        self.sweeps = smooth and self.layer is not None and copy <= memory.keep_bytes()
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
         self.seen = self.trials.seen
