@@ -201,6 +201,33 @@ def test_probabilities_are_written_as_the_ending_says(fitted, here):
     assert featcal.Pack.open("pack").manifest.class_names == NAMES
 
 
+def test_lightgbm_by_way_of_csv(here):
+    """Its probabilities of digits in one table a split; new rows come back in the same columns."""
+    lightgbm = pytest.importorskip("lightgbm")
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(y))
+    train, val, test = order[:700], order[700:1250], order[1250:]
+    model = lightgbm.LGBMClassifier(n_jobs=1, verbosity=-1).fit(x[train], y[train])
+    header = [f"prob_{name}" for name in range(10)]
+    for name, part in (("val", val), ("test", test), ("new", test)):
+        columns, table = list(header), model.predict_proba(x[part])
+        if name != "new":
+            columns, table = [*columns, "label"], np.column_stack([table, y[part]])
+        form = ["%.9g"] * 10 + ["%d"] * (len(columns) - 10)
+        np.savetxt(f"{name}.csv", table, form, ",", header=",".join(columns), comments="")
+    assert run("pack", "import", "val.csv", "test.csv", "-o", "pack") == 0
+    assert run("fit", "pack", "temperature", "-o", "cal.safetensors") == 0
+    assert run("predict", "new.csv", "cal.safetensors", "-o", "out.csv") == 0
+    assert Path("out.csv").read_text().splitlines()[0].split(",") == header
+    new, out = (np.loadtxt(f"{n}.csv", delimiter=",", skiprows=1) for n in ("new", "out"))
+    raised = new ** (1 / float(featcal.load("cal.safetensors").temperature))
+    np.testing.assert_allclose(out, raised / raised.sum(1, keepdims=True), atol=2e-6)
+    before, after = (-np.log(p[np.arange(len(test)), y[test]]).mean() for p in (new, out))
+    assert after < 0.9 * before
+
+
 def test_features_in_a_file_of_any_types_are_predicted(tmp_path, here):
     torch.manual_seed(0)
     head, x = nn.Linear(6, 3), 5 * torch.randn(90, 6).relu()
