@@ -224,8 +224,9 @@ def compare(
 
 def _are_recipes(given: object) -> bool:
     """Whether an argument is meant as recipes: texts, or what `compare_rows` refuses as such."""
-    first = given[0] if isinstance(given, (list, tuple)) and given else given
-    return isinstance(first, (str, Calibrator))
+    if isinstance(given, (list, tuple)):
+        return not given or isinstance(given[0], (str, Calibrator))
+    return isinstance(given, (str, Calibrator))
 
 
 def _seen(

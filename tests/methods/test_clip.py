@@ -636,3 +636,22 @@ def test_a_guard_holds_where_the_best_threshold_lies_at_the_far_end(seed, heavy)
     best = min([loss for loss, right in [*tried, whole] if right >= whole[1]])
     found = FeatureClip(min_accuracy=1.0).fit(Batch(None, labels, x), head)
     assert found.report.loss_after < best + 0.01
+
+
+def test_a_criterion_that_is_not_the_loss_is_followed_however_far(walking, monkeypatch):
+    """Its best threshold may lie far from that of the loss, which the sample is asked for."""
+    monkeypatch.setattr(clip_module, "MANY", 0)
+    draw = np.random.default_rng(0)
+    x = np.abs(draw.standard_t(1.5, size=(8000, 16)))
+    weight = draw.normal(size=(100, 16)) * 1.5
+    labels = (np.minimum(x, 3) @ weight.T + draw.gumbel(size=(8000, 100))).argmax(1)
+    labels[::20] = draw.integers(100, size=400)
+    features, head = torch.tensor(x, dtype=torch.float32), linear(weight)
+    found = FeatureClip(criterion="brier").fit(Batch(None, torch.tensor(labels), features), head)
+    scores = {}
+    for c in np.geomspace(0.3, 30, 120):
+        with torch.no_grad():
+            probs = head(features.clamp(max=float(c))).softmax(1)
+        probs[torch.arange(8000), labels] -= 1
+        scores[c] = float(probs.square().sum(1).mean())
+    assert found.report.steps[0].details["criterion_after"] < min(scores.values()) + 1e-4

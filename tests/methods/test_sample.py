@@ -203,6 +203,20 @@ def test_the_loss_it_reports_is_that_of_its_logits(world, share, monkeypatch):
     assert found.report.loss_after == pytest.approx(float(own), abs=5e-6)
 
 
+def test_gradients_flow_through_it(world, fitted):
+    features = world.features[:30].double().requires_grad_()
+    head = torch.nn.Linear(12, 4).double().requires_grad_(False)
+    head.load_state_dict(world.head.state_dict())
+    weight = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
+    (fitted(features, head) * weight).sum().backward()
+    step = 1e-6 * torch.randn(30, 12, generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        ends = [(fitted(features + side * step, head) * weight).sum() for side in (1, -1)]
+    torch.testing.assert_close(
+        (features.grad * step).sum() * 2, ends[0] - ends[1], rtol=1e-4, atol=0
+    )
+
+
 def test_it_reads_logits_alone_where_there_are_no_features(world, fitted):
     found = SampleTemperature().fit(Batch(world.logits, world.labels))
     assert len(found.weights) == 3

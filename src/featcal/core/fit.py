@@ -34,6 +34,7 @@ from featcal.core.batch import (
     answers,
     bin_sums,
     blocks,
+    device_of,
     predicted,
     stored_logits,
     unchecked,
@@ -253,7 +254,8 @@ def survey(data: Data, head: Head | None) -> Facts:
             f"labels are ({rows}, {classes}) with a single 1 in every row, so that each sample has "
             "one class: pass labels.argmax(1)"
         )
-    facts = Facts(rows, classes, width, local.device, groups, bool(several))
+    device = device_of(head) or local.device  # a process without rows goes the way of the others
+    facts = Facts(rows, classes, width, device, groups, bool(several))
     if isinstance(data, Chunked):
         data.surveyed = head, facts
     return facts

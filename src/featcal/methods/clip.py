@@ -431,8 +431,8 @@ class Search:
        point: it is picked, not modelled.
 
     Small data with a linear head needs no walk: every threshold is looked at. Neither does large
-    data, of which NLL(c) is smooth: on a CPU one such look across the sample's valley, for two
-    passes, says where a polynomial through it is lowest.
+    data, of which NLL(c) is smooth: on a CPU, without a guard, one such look across the sample's
+    valley, for two passes, says where a polynomial through it is lowest.
     """
 
     def __init__(self, problem: Problem, criterion: Loss, guard: float) -> None:
@@ -446,7 +446,7 @@ class Search:
         many = facts.rows * facts.classes > MANY and problem.then is None
         self.window = self.layer is not None and fits and not many
         # On a GPU the many small steps along a path cost more than a few products.
-        smooth = many and criterion.smooth and not guard and facts.device.type == "cpu"
+        smooth = many and criterion is problem.loss and not guard and facts.device.type == "cpu"
         self.sweeps = smooth and self.layer is not None and copy <= memory.keep_bytes()
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
@@ -601,7 +601,7 @@ class Search:
 
     def walk(self, found: Valley, starts: list[Point], ends: list[Point]) -> bool:
         """A walk on all rows from the best start; whether it settled."""
-        if self.sweeps:
+        if self.sweeps and self.evaluations() > 2:
             return self.close_in(best_of(starts).at)
         known, shape, top = starts[:1], found.shape, math.log(self.peak)
         if best_of([*starts, *ends]) is not starts[0]:  # the sample was wrong about the valley

@@ -197,7 +197,7 @@ def statistics(features: Tensor | None, logits: Tensor, top: Tensor) -> dict[str
     found = {"energy": (share - mean[:, 0]).log()}
     found["below"] = away.scatter_(1, top, -torch.inf).amax(1)
     found["gap"] = torch.log1p(-found["below"])
-    size = torch.linalg.vector_norm(away.scatter_(1, top, 0.0).sub_(mean), dim=1)
+    size = torch.linalg.vector_norm(away.scatter(1, top, 0.0).sub_(mean), dim=1)
     found["spread"] = size.clamp(min=tiny**0.5).log() - 0.5 * math.log(classes)
     if features is not None:
         rows = features.to(logits.dtype)

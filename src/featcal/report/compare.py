@@ -199,7 +199,7 @@ def compare(
 
 
 def check_apart(val: object, test: object) -> None:
-    """Refuses to score the rows of the fit: the same loader, split or arrays twice."""
+    """Refuses to score the rows of the fit: the same loader, split, batch or arrays twice."""
     same = val is test and val is not None
     if isinstance(val, PackSplit) or isinstance(test, PackSplit):
         same = val == test
