@@ -1,5 +1,7 @@
 """The Ray bridge on a real local cluster: the numbers of the library on the same rows."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -16,10 +18,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 def cluster():
     import ray as package
 
+    on_term = signal.getsignal(signal.SIGTERM)  # Ray leaves another, with which forks would exit
     package.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     ray.DataContext.get_current().enable_progress_bars = False
     yield
     package.shutdown()
+    signal.signal(signal.SIGTERM, on_term)
 
 
 @pytest.fixture(scope="module")
