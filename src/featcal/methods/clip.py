@@ -625,10 +625,8 @@ class Search:
         while not settled and self.evaluations() > 2:
             ends = math.exp(at - SWEPT), math.exp(at + SWEPT)
             swept = [Point(math.log(t.threshold), t.score) for t in self.sweep(*ends, SWEPT_POINTS)]
-            shape, grid = (
-                fitted_shape(swept, SWEPT_POINTS - 1),
-                np.linspace(at - SWEPT, at + SWEPT, 2001),
-            )
+            shape = fitted_shape(swept, SWEPT_POINTS - 1)
+            grid = np.linspace(at - SWEPT, at + SWEPT, 2001)
             lowest_at = float(grid[shape(grid).argmin()])
             settled, at = abs(lowest_at - at) < 0.9 * SWEPT, lowest_at
         self.trials.point(min(at, math.log(self.peak)))
