@@ -181,20 +181,15 @@ def measure(
     data: Data, *losses: Loss, logits_of: Callable[[Batch], Tensor] = stored_logits
 ) -> list[float]:
     """The value of each loss over all data: one pass, one reduction."""
-    sizes = [loss.size for loss in losses]
-    sums = torch.zeros(sum(sizes) + 1, dtype=torch.float64)
-    found = []  # on the device, which is not waited for before the pass ends
+    sizes = [*(loss.size for loss in losses), 1]
 
     def sums_of(rows: Batch) -> Tensor:
         logits = logits_of(rows)
-        return torch.cat([loss(logits, rows) for loss in losses])
+        count = logits.new_full((1,), rows.labels.numel(), dtype=torch.float64)
+        return torch.cat([*(loss(logits, rows) for loss in losses), count])
 
-    for batch in data:
-        found.append(torch.stack(spread(sums_of, blocks(batch))).sum(0))
-        sums[-1] += batch.labels.numel()
-    for part in found:
-        sums[:-1] += part.cpu()
-    *totals, rows = torch.split(dist.total(sums), [*sizes, 1])
+    found = (torch.stack(spread(sums_of, blocks(batch))).sum(0) for batch in data)
+    *totals, rows = torch.split(dist.summed(found, sum(sizes)), sizes)
     return [loss.value(part, float(rows)) for loss, part in zip(losses, totals, strict=True)]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -76,17 +75,14 @@ def minimize(
 
     def summed(batch: Batch, at: Tensor) -> Tensor:
         ready = unchecked(stored_logits(batch).double(), batch.labels, batch.features)
-        return objective(at.to(batch.labels.device), ready)
+        return _flat(lambda at: objective(at, ready), at.to(batch.labels.device))
 
     def evaluate(at: Tensor) -> Valued:
         """Value and gradient over all processes."""
         nonlocal count, best
         count += 1
-        sums = torch.zeros(len(at) + 1, dtype=torch.float64)
-        for batch in data:
-            if len(batch):
-                sums += _flat(partial(summed, batch), at)
-        sums = dist.total(sums) / rows
+        parts = (summed(batch, at) for batch in data if len(batch))
+        sums = dist.summed(parts, len(at) + 1) / rows
         if penalty is not None:
             sums += _flat(penalty, at)
         value, gradient = float(sums[0]), sums[1:].to(at)
@@ -130,7 +126,8 @@ def published_lbfgs(
     def evaluate(at: Tensor) -> Valued:
         nonlocal calls
         calls += 1
-        return _valued(lambda p: F.cross_entropy(mapped(p, logits), labels), at)
+        found = _flat(lambda p: F.cross_entropy(mapped(p, logits), labels), at)
+        return float(found[0]), found[1:]
 
     found = _lbfgs(evaluate, start.detach().to(logits), lr=0.02, max_iter=1000)
     return Descent(found.double(), evaluate(found)[0], calls, converged=calls < 1000)
@@ -178,19 +175,13 @@ def _lbfgs(
     return parameter.detach()
 
 
-def _valued(function: Callable[[Tensor], Tensor], at: Tensor) -> Valued:
-    """Value and gradient of a differentiable function."""
+def _flat(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    """Value, then gradient, of a differentiable function: (1 + p,)."""
     with torch.enable_grad():
         leaf = at.detach().requires_grad_()
         value = function(leaf)
         (gradient,) = torch.autograd.grad(value, leaf)
-    return float(value.detach()), gradient
-
-
-def _flat(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
-    """Value, then gradient, on the CPU: (1 + p,) float64."""
-    value, gradient = _valued(function, at)
-    return torch.cat([torch.tensor([value], dtype=torch.float64), gradient.double().cpu()])
+    return torch.cat([value.detach().view(1).to(gradient), gradient])
 
 
 def likeliest_weights(parts: Tensor, rows: int) -> Weighted:
@@ -208,10 +199,10 @@ def likeliest_weights(parts: Tensor, rows: int) -> Weighted:
 
     def curve(weights: Array) -> tuple[float, Array, Array]:
         """Mean NLL of a mixture, its slope (3,) and its curvature (3, 3) in the weights."""
-        mixed = torch.logsumexp(parts + torch.from_numpy(weights).log(), 1)
+        mixed = torch.logsumexp(parts + torch.from_numpy(weights).to(parts).log(), 1)
         ratios = (parts - mixed[:, None]).clamp(max=STEEPEST).exp()
         sums = torch.cat([-mixed.sum().view(1), -ratios.sum(0), (ratios.T @ ratios).flatten()])
-        found = (dist.total(sums) / rows).numpy()
+        found = (dist.total(sums) / rows).cpu().numpy()
         return float(found[0]), found[1:4], found[4:].reshape(3, 3)
 
     weights = np.full(3, 1 / 3)  # inside, where no part of the mixture has a ratio above 3

@@ -129,10 +129,8 @@ class Folds:
 
     def sizes(self) -> list[int]:
         """Rows per fold, of all processes."""
-        sums = torch.zeros(self.count, dtype=torch.int64)
-        for _, fold in self:
-            sums += torch.bincount(fold, minlength=self.count).cpu()
-        return [int(size) for size in dist.total(sums)]
+        counts = (torch.bincount(fold, minlength=self.count) for _, fold in self)
+        return [int(size) for size in dist.summed(counts, self.count)]
 
 
 @dataclass(frozen=True, eq=False)

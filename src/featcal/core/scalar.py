@@ -381,23 +381,23 @@ def _sums(
     """
     cells = len(inverse)
     order = 4 if cells == 1 else 2
-    sums = torch.zeros(order + 1, cells, dtype=torch.float64)
-    whole, rows = [], 0  # sums stay on the device, which is not waited for before the pass ends
-    for batch in data:
-        logits, rows = stored_logits(batch), rows + len(batch)
+
+    def sums_of(batch: Batch) -> Tensor:
+        logits, labels = stored_logits(batch), batch.labels
+        sums = logits.new_zeros(order + 1, cells, dtype=torch.float64)
         if cells == 1:
-            curves = relative_curves(logits, batch.labels, float(inverse[0]), smoothing, order)
-            whole.append(curves.sum(1, dtype=torch.float64))
-        elif cell_of is not None and len(batch):
+            curves = relative_curves(logits, labels, float(inverse[0]), smoothing, order)
+            sums[:, 0] = curves.sum(1, dtype=torch.float64)
+        elif cell_of is not None:
             cell = cell_of(batch).to(logits.device)
             b = torch.from_numpy(inverse).to(logits)[cell]
-            curves = relative_curves(logits, batch.labels, b, smoothing).double()
-            sums.index_add_(1, cell.cpu(), curves.cpu())
-    for part in whole:
-        sums[:, 0] += part.cpu()
-    everywhere = dist.total(torch.cat([sums.flatten(), torch.tensor([float(rows)])]).double())
-    total = max(float(everywhere[-1]), 1.0)
-    found = everywhere[:-1].view_as(sums).numpy() / inverse ** np.arange(order + 1)[:, None]
+            curves = relative_curves(logits, labels, b, smoothing)
+            sums.index_add_(1, cell, curves.double())
+        return torch.cat([sums.flatten(), sums.new_full((1,), len(batch))])
+
+    sums = dist.summed(map(sums_of, data), (order + 1) * cells + 1)
+    total = max(float(sums[-1]), 1.0)
+    found = sums[:-1].view(order + 1, cells).numpy() / inverse ** np.arange(order + 1)[:, None]
     return found / total, total
 
 

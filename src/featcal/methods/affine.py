@@ -539,14 +539,12 @@ def curvature(data: Data, centre: Tensor, rows: float) -> Tensor:
     classes, width = centre.shape
     whole, blocks = width == 2 and (2 * classes) ** 2 <= BLOCKS, classes * width**2 <= BLOCKS
     shape = (1, 2 * classes, 2 * classes) if whole else (classes, *([width] * (1 + blocks)))
-    sums = torch.zeros(shape, dtype=torch.float64)
     limit = min(PRODUCTS / (rows * (2 * classes) ** 2), 1) if whole else 1
-    for batch in data:
+
+    def bend_of(batch: Batch) -> Tensor:
         inputs = stored_logits(batch).double()
         if limit < 1:
             inputs = inputs[row_hash(inputs.bfloat16()) % 2**16 < limit * 2**16]
-        if not len(inputs):
-            continue
         probs = mapped(centre, inputs).softmax(1)
         spread = probs if whole else probs * (1 - probs)
         if width == 2:
@@ -555,12 +553,11 @@ def curvature(data: Data, centre: Tensor, rows: float) -> Tensor:
             bend = torch.stack([own, slant, slant, bias], 1).view(-1, 2, 2)
             if whole:
                 both = torch.stack([probs * inputs, probs], 2).flatten(1)  # (n, 2 k)
-                bend = (torch.block_diag(*bend) - both.T @ both)[None] / limit  # type: ignore[no-untyped-call]
-        elif blocks:
-            seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)  # (n, k + 1)
-            bend = torch.stack([(seen * weight[:, None]).T @ seen for weight in spread.T])
-        else:
-            seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)
-            bend = spread.T @ seen.square()
-        sums += bend.cpu()
-    return dist.total(sums)
+                bend = (torch.block_diag(*bend) - both.T @ both) / limit  # type: ignore[no-untyped-call]
+            return bend
+        seen = torch.cat([inputs, torch.ones_like(inputs[:, :1])], 1)  # (n, k + 1)
+        if blocks:
+            return torch.stack([(seen * weight[:, None]).T @ seen for weight in spread.T])
+        return spread.T @ seen.square()
+
+    return dist.summed(map(bend_of, data), *shape)

@@ -186,8 +186,8 @@ def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]
     that refuses the problem is left out.
     """
     rows, group = sampled(problem)
-    sums = torch.zeros(len(names), GROUPS, metric.size + 1, dtype=torch.float64)
-    count = dist.total(torch.bincount(group, minlength=GROUPS).double().cpu())
+    sums = group.new_zeros(len(names), GROUPS, metric.size + 1, dtype=torch.float64)
+    count = dist.total(torch.bincount(group, minlength=GROUPS).double()).cpu()
     if not bool(count.view(-1, FOLDS).sum(0).all()):
         return []
     refused: set[int] = set()
@@ -211,10 +211,9 @@ def judged(names: Sequence[str], problem: Problem, metric: Loss) -> list[Judged]
             for one in range(fold, GROUPS, FOLDS):
                 part = batch.rows(groups == one)
                 logits = stored_logits(part)
-                sums[place, one, :-1] += metric(logits, part).cpu()
-                sums[place, one, -1] += accuracy(logits, part).cpu()[0]
+                sums[place, one] = torch.cat([metric(logits, part), accuracy(logits, part)])
     kept = [place for place in range(len(names)) if place not in refused]
-    sums = dist.total(sums)[kept]
+    sums = dist.total(sums).cpu()[kept]
     every, rows_in = sums.sum(1), float(count.sum())
     whole = [metric.value(part[:-1], rows_in) for part in every]
     rest = every[:, None] - sums  # without each group in turn, (recipes, groups, ...)

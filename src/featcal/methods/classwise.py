@@ -191,22 +191,21 @@ def fold_curves(problem: Problem, inverse: float, reading: str) -> tuple[Array, 
     In the temperature of a row's predicted class, or in the factor of each logit alone.
     """
     classes, smoothing = problem.facts.classes, problem.loss.smoothing
-    sums = torch.zeros(2, FOLDS, classes, dtype=torch.float64)
-    for batch in problem.data:
-        if not len(batch):
-            continue
+
+    def sums_of(batch: Batch) -> Tensor:
         logits, fold = stored_logits(batch), fold_of(batch, FOLDS)
         if reading == "predicted":
             curves = row_curves(logits, batch.labels, inverse, smoothing)[1:].double()
             cell = fold * classes + predicted_class(batch)
-            sums.view(2, -1).index_add_(1, cell.cpu(), curves.cpu())
-        else:
-            probs = (logits * inverse).softmax(1)
-            bend = logits.square() * probs * (1 - probs)
-            share = torch.full_like(probs[:, :1], smoothing - 1)
-            miss = probs.scatter_add(1, batch.labels[:, None], share) - smoothing / classes
-            sums.index_add_(1, fold.cpu(), torch.stack([logits * miss, bend]).double().cpu())
-    slopes, bends = dist.total(sums).numpy()
+            return curves.new_zeros(2, FOLDS * classes).index_add_(1, cell, curves)
+        probs = (logits * inverse).softmax(1)
+        bend = logits.square() * probs * (1 - probs)
+        share = torch.full_like(probs[:, :1], smoothing - 1)
+        miss = probs.scatter_add(1, batch.labels[:, None], share) - smoothing / classes
+        curves = torch.stack([logits * miss, bend]).double()
+        return curves.new_zeros(2, FOLDS, classes).index_add_(1, fold, curves)
+
+    slopes, bends = dist.summed(map(sums_of, problem.data), 2, FOLDS, classes).numpy()
     return slopes * inverse, bends * inverse**2
 
 
@@ -263,11 +262,10 @@ def greedy_by_prediction(problem: Problem, criterion: str, common: float) -> Arr
     """T of each predicted class, (k,), by ECE or NLL of all rows."""
     classes, bins = problem.facts.classes, ECE_BINS if criterion == "ece" else 1
     # What each class contributes at each temperature: a gap for each bin, or its NLL.
-    sums = torch.zeros(classes, len(GRID), bins, dtype=torch.float64)
-    for batch in problem.data:
-        if not len(batch):
-            continue
-        cell = predicted_class(batch).cpu()
+
+    def sums_of(batch: Batch) -> Tensor:
+        cell = predicted_class(batch)
+        sums = cell.new_zeros(classes, len(GRID), bins, dtype=torch.float64)
         for column, temperature in enumerate(GRID.tolist()):
             scaled = stored_logits(batch) / temperature
             if criterion == "nll":
@@ -280,8 +278,10 @@ def greedy_by_prediction(problem: Problem, criterion: str, common: float) -> Arr
                 confidence, prediction = scaled.softmax(1).max(1)
                 value = confidence.double() - (prediction == batch.labels).double()
                 place = bin_index(confidence, bins)
-            sums[:, column].index_put_((cell, place.cpu()), value.cpu(), accumulate=True)
-    table: Array = dist.total(sums).numpy()
+            sums[:, column].index_put_((cell, place), value, accumulate=True)
+        return sums
+
+    table: Array = dist.summed(map(sums_of, problem.data), classes, len(GRID), bins).numpy()
 
     def scores(chosen: list[int], which: int) -> Array:
         others = table[np.arange(classes), chosen].sum(0) - table[which, chosen[which]]

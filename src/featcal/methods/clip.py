@@ -191,16 +191,12 @@ def clipped_share(data: Data, threshold: float) -> tuple[float, float]:
 
     def beyond(features: Tensor) -> Tensor:
         size = features.abs()
-        return torch.stack([(size > threshold).count_nonzero(), (size.amax(1) > threshold).sum()])
+        whole = torch.tensor([size.numel(), len(size)], device=size.device)
+        parts = (size > threshold).count_nonzero(), (size.amax(1) > threshold).sum()
+        return torch.cat([torch.stack(parts), whole])
 
-    sums = torch.zeros(4, dtype=torch.float64)
-    found = []
-    for batch in data:
-        found += by_blocks(beyond, features_of(batch))
-        sums[2:] += torch.tensor([features_of(batch).numel(), len(batch)])
-    for part in found:
-        sums[:2] += part.cpu()
-    clipped, touched, activations, rows = dist.total(sums).tolist()
+    found = (part for batch in data for part in by_blocks(beyond, features_of(batch)))
+    clipped, touched, activations, rows = dist.summed(found, 4).tolist()
     return clipped / activations, touched / rows
 
 
@@ -763,21 +759,21 @@ class Search:
             reach = math.log(thresholds[0] / thresholds[-1])
             path = LinearPath(features, start, directions, thresholds[0], reach)
             every = map(path.move, thresholds)
-            return torch.stack([torch.cat([loss(z, rows) for loss in losses]) for z in every])
+            count = [start.new_full((1,), rows.labels.numel(), dtype=torch.float64)]
+            sums = ([loss(z, rows) for loss in losses] for z in every)
+            return torch.stack([torch.cat(one + count) for one in sums])
 
-        sums = torch.zeros(points, sum(sizes), dtype=torch.float64)
-        found, rows = [], 0.0  # on the device, which is not waited for before the pass ends
-        for batch in problem.source:
-            found += spread(sums_of, blocks(batch))
-            rows += batch.labels.numel()
-            head.rows += 2 * len(batch)
-        for part in found:
-            sums += part.cpu()
-        sums = dist.total(torch.cat([sums.flatten(), torch.tensor([rows], dtype=torch.float64)]))
-        rows, trials = float(sums[-1]), []
-        for threshold, one in zip(thresholds, sums[:-1].view(points, -1), strict=True):
-            parts = zip(losses, one.split(sizes), strict=True)
-            values = {loss: loss.value(part, rows) for loss, part in parts}
+        def found() -> Iterator[Tensor]:
+            for batch in problem.source:
+                head.rows += 2 * len(batch)
+                yield from spread(sums_of, blocks(batch))
+
+        trials = []
+        sums = dist.summed(found(), points, sum(sizes) + 1)
+        for threshold, one in zip(thresholds, sums, strict=True):
+            *parts, rows = one.split([*sizes, 1])
+            pairs = zip(losses, parts, strict=True)
+            values = {loss: loss.value(part, float(rows)) for loss, part in pairs}
             score, lost = values[self.criterion], values[problem.loss]
             trials.append(Trial(threshold, score, lost, values[accuracy]))
         return trials

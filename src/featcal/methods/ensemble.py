@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Data, stored_logits
+from featcal.core.batch import Batch, Data, stored_logits
 from featcal.core.calibrator import LogitMap, keep_prediction
 from featcal.core.checks import InputError, check_choice, check_flags
 from featcal.core.fit import CRITERIA, Loss, Problem, StepReport, nll, settle
@@ -187,8 +187,8 @@ def true_class(data: Data, temperature: float) -> Tensor:
     for batch in data:
         if len(batch):
             scaled = stored_logits(batch).double() / temperature
-            found.append(-F.cross_entropy(scaled, batch.labels, reduction="none").cpu())
-    return torch.cat(found)
+            found.append(-F.cross_entropy(scaled, batch.labels, reduction="none"))
+    return torch.cat([part.to(found[-1].device) for part in found])
 
 
 def least_squares_at(problem: Problem) -> Callable[[float], Weighted]:
@@ -196,15 +196,17 @@ def least_squares_at(problem: Problem) -> Callable[[float], Weighted]:
     share = 1 / problem.facts.classes
 
     def weights_at(temperature: float) -> Weighted:
-        sums = torch.zeros(5, dtype=torch.float64)
-        for batch in problem.data:
+        def sums_of(batch: Batch) -> Tensor:
             logits = stored_logits(batch).double()
             scaled, plain = (logits / temperature).softmax(1), logits.softmax(1)
             products = torch.stack([scaled * scaled, scaled * plain, plain * plain]).sum(2)
             place = batch.labels[:, None]
             true = torch.stack([part.gather(1, place)[:, 0] for part in (scaled, plain)])
-            sums += torch.cat([products, true]).sum(1, dtype=torch.float64).cpu()
-        ss, sp, pp, s, p = (dist.total(sums) / problem.facts.rows).tolist()
+            return torch.cat([products, true]).sum(1)
+
+        ss, sp, pp, s, p = (
+            dist.summed(map(sums_of, problem.data), 5) / problem.facts.rows
+        ).tolist()
         bend = np.array([[ss, sp, share], [sp, pp, share], [share, share, share]])
         slope = -np.array([s, p, share])
         weights = simplex_minimum(bend, slope)

@@ -163,11 +163,11 @@ class GroupCalibration(Calibrator):
         def seen(batch: Batch) -> Tensor:
             return seen_features(self.features, features_of(batch), problem.head).double()
 
-        sums = torch.zeros(2, facts.width, dtype=torch.float64)
-        for batch in problem.data:
+        def sums_of(batch: Batch) -> Tensor:
             values = seen(batch)
-            sums += torch.stack([values.sum(0), values.square().sum(0)]).cpu()
-        centre, square = dist.total(sums) / facts.rows
+            return torch.stack([values.sum(0), values.square().sum(0)])
+
+        centre, square = dist.summed(map(sums_of, problem.data), 2, facts.width) / facts.rows
         scale = (square - centre.square()).clamp(min=0).sqrt()
         # Below the steps of float32 around the mean there is nothing but rounding.
         scale = torch.where(scale > 1e-6 * square.sqrt(), scale, 0)
@@ -380,11 +380,9 @@ class Placed:
 
 def class_counts(data: Data, groups: int, classes: int) -> Tensor:
     """Rows of each group and class, (g, k) int64."""
-    counts = torch.zeros(groups * classes, dtype=torch.int64)
-    for batch in data:
-        cell = features_of(batch) * classes + batch.labels
-        counts += torch.bincount(cell, minlength=len(counts)).cpu()
-    return dist.total(counts).view(groups, classes)
+    cells = (features_of(batch) * classes + batch.labels for batch in data)
+    counts = (torch.bincount(cell, minlength=groups * classes) for cell in cells)
+    return dist.summed(counts, groups, classes).long()
 
 
 def group_weights(data: Data, inverse: Array, counts: Tensor, usable: Tensor) -> Array:
@@ -417,14 +415,15 @@ def published_base(data: Data, groups: int, common: float) -> tuple[Array, Array
         if found is None:
             continue
         inverse[group] = min(max(float(found.inverse[0]), 1 / 5), 1 / 0.05)
-        sums = torch.zeros(3, 4, dtype=torch.float64)
-        for batch in rows:
+
+        def sums_of(batch: Batch, scale: float = float(inverse[group])) -> Tensor:
             logits = stored_logits(batch).double()
             even = torch.full_like(logits, 1 / logits.shape[1])
-            scaled = (logits * float(inverse[group])).softmax(1)
+            scaled = (logits * scale).softmax(1)
             parts = torch.stack([scaled, logits.softmax(1), even]).flatten(1)
             true = torch.zeros_like(logits).scatter(1, batch.labels[:, None], 1.0).view(-1, 1)
-            sums += (parts @ torch.cat([parts.T, true], 1)).cpu()
-        products: Array = dist.total(sums).numpy()
+            return parts @ torch.cat([parts.T, true], 1)
+
+        products: Array = dist.summed(map(sums_of, rows), 3, 4).numpy()
         weights[group] = simplex_minimum(products[:, :3], -products[:, 3])
     return inverse, weights

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from featcal.core import dist
-from featcal.core.batch import Data, stored_logits
+from featcal.core.batch import Batch, Data, stored_logits
 from featcal.core.calibrator import LogitMap, keep_prediction
 from featcal.core.checks import InputError, check_choice, check_flags
 from featcal.core.fit import CRITERIA, Problem, StepReport, accuracy, applied, measure, settle
@@ -137,12 +137,13 @@ def search(score: Callable[[float], float], data: Data) -> Minimum:
 
 def touched_share(data: Data, threshold: float) -> tuple[float, float]:
     """The share of logits beyond c, and of rows in which two or more share the clamped top."""
-    sums = torch.zeros(4, dtype=torch.float64)
-    for batch in data:
+
+    def sums_of(batch: Batch) -> Tensor:
         logits = stored_logits(batch)
         beyond, above = logits.abs() > threshold, (logits >= threshold).sum(1)
         top = (above > 1) | (logits <= -threshold).all(1)
-        counts = (beyond.sum(), top.sum(), logits.numel(), len(batch))
-        sums += torch.tensor([float(count) for count in counts], dtype=torch.float64)
-    clamped, tied, size, rows = dist.total(sums).tolist()
+        whole = torch.tensor([logits.numel(), len(batch)], device=logits.device)
+        return torch.cat([torch.stack([beyond.sum(), top.sum()]), whole])
+
+    clamped, tied, size, rows = dist.summed(map(sums_of, data), 4).tolist()
     return clamped / size, tied / rows

@@ -378,11 +378,12 @@ class _Trials:
     ) -> None:
         self.wanted, self.row_loss = wanted, row_loss
         facts, inputs = problem.facts, min(wanted.top, problem.facts.classes) - 1
-        sums = torch.zeros(2, inputs, dtype=torch.float64)
-        for batch in problem.data:
+
+        def sums_of(batch: Batch) -> Tensor:
             gaps = top_gaps(stored_logits(batch).double(), wanted.top)
-            sums += torch.stack([gaps.sum(0), gaps.square().sum(0)]).cpu()
-        mean, square = dist.total(sums) / facts.rows
+            return torch.stack([gaps.sum(0), gaps.square().sum(0)])
+
+        mean, square = dist.summed(map(sums_of, problem.data), 2, inputs) / facts.rows
         spread = (square - mean.square()).clamp(min=0).sqrt()
         spread = torch.where(spread > 1e-6 * mean.abs(), spread, 1.0)  # for a gap that never varies
         self.mean, self.spread = mean.to(facts.device), spread.to(facts.device)
@@ -465,11 +466,7 @@ class _Trials:
 @torch.no_grad()
 def summed(objective: Objective, at: Tensor, data: Data) -> float:
     """The summed loss over all processes."""
-    total = torch.zeros(1, dtype=torch.float64)
-    for batch in data:
-        if len(batch):
-            total += objective(at.to(batch.labels.device), batch).cpu()
-    return float(dist.total(total))
+    return float(dist.summed(objective(at.to(b.labels.device), b) for b in data if len(b)))
 
 
 def sharpened(
@@ -478,12 +475,8 @@ def sharpened(
     """Newton's method from a point close to a minimum, with shorter steps where it would lose."""
     flat, size = False, len(at)
     for _ in range(NEWTON):
-        sums = torch.zeros(1 + size + size**2, dtype=torch.float64)
-        for batch in data:
-            if len(batch):
-                here = at.to(batch.labels.device)
-                sums += _second_order(objective, here, batch).cpu()
-        sums = dist.total(sums) / rows + _second_order(penalty, at)
+        parts = (_second_order(objective, at.to(b.labels.device), b) for b in data if len(b))
+        sums = dist.summed(parts, 1 + size + size**2) / rows + _second_order(penalty, at)
         value, gradient, bend = float(sums[0]), sums[1 : size + 1], sums[size + 1 :]
         flat = float(gradient.abs().max()) < SHARP
         if flat:

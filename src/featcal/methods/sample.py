@@ -376,11 +376,9 @@ class _Fit:
         self.terms: list[Tensor] = []
         self.tops: list[Tensor] = []
         self.below: list[Tensor] = []
-        sums = torch.zeros(2 * len(self.names) + 1, dtype=torch.float64)
-        for read in map(self.read, problem.data):
-            sums += read
         size = len(self.names)
-        mean, square, wrong = torch.split(dist.total(sums) / facts.rows, [size, size, 1])
+        sums = dist.summed(map(self.read, problem.data), 2 * size + 1) / facts.rows
+        mean, square, wrong = torch.split(sums, [size, size, 1])
         self.centre = mean
         self.reach = REACH * (square - mean.square()).clamp(min=0).sqrt()
         for place, terms in enumerate(self.terms):
@@ -419,7 +417,7 @@ class _Fit:
         self.tops.append(top)
         self.below.append(below)
         wrong = (top != batch.labels).sum(dtype=torch.float64)[None]
-        return torch.cat([terms.sum(0), terms.square().sum(0), wrong]).cpu()
+        return torch.cat([terms.sum(0), terms.square().sum(0), wrong])
 
     def rows(self, *, sampled: bool) -> Iterable[Rows]:
         """All rows of this process, or about SAMPLE of all processes', chosen by content."""
@@ -452,8 +450,7 @@ class _Fit:
             return STRENGTHS[0], 0.0
 
         def mean(losses: list[Tensor]) -> float:
-            here = sum((one.sum().cpu() for one in losses), torch.zeros((), dtype=torch.float64))
-            return float(dist.total(here)) / count
+            return float(dist.summed(one.sum() for one in losses)) / count
 
         plain = self.left_out(kept, -self.expected, None, count)
         start = torch.zeros(self.size, dtype=torch.float64)
@@ -511,10 +508,8 @@ class _Fit:
             return torch.cat([one.flatten() for one in flat])
 
         size = 2 + self.size + dense * dense + classes * (dense + 1)
-        total = torch.zeros(size, dtype=torch.float64)
-        for part in data:
-            total += torch.stack(spread(of, part.cut(PIECES))).sum(0).cpu()
-        return dist.total(total) / rows
+        parts = (torch.stack(spread(of, part.cut(PIECES))).sum(0) for part in data)
+        return dist.summed(parts, size) / rows
 
     def newton(
         self,
@@ -571,8 +566,7 @@ class _Fit:
         at_once = partial(self.at, at=at)
         found = []
         seen = [torch.cat(spread(at_once, part.cut(PIECES)), 1) for part in data]
-        here = sum((curves[3].sum().cpu() for curves in seen), torch.zeros((), dtype=torch.float64))
-        bend = dist.total(here)
+        bend = dist.summed(curves[3].sum() for curves in seen)
         for part, (value, in_u, in_b, uu, ub, bb, _) in zip(data, seen, strict=True):
             if system is None:
                 own = torch.full_like(uu, 1 / float(bend))
@@ -594,14 +588,16 @@ class _Fit:
 
 def paired(data: list[Rows], before: list[Tensor], now: list[Tensor]) -> tuple[float, float]:
     """By how much losses per row fall on average, and its standard error over samples."""
-    sums = torch.zeros(5, dtype=torch.float64)
-    for part, old, new in zip(data, before, now, strict=True):
+
+    def sums_of(part: Rows, old: Tensor, new: Tensor) -> Tensor:
         _, sample, size = torch.unique(part.group, return_inverse=True, return_counts=True)
         fall = torch.zeros(len(size)).to(old).index_add_(0, sample, old - new)
         size = size.to(fall)
         each = (fall, size, fall * fall, fall * size, size * size)
-        sums += torch.stack([one.sum() for one in each]).cpu()
-    fall, rows, fall_fall, fall_rows, rows_rows = dist.total(sums).tolist()
+        return torch.stack([one.sum() for one in each])
+
+    sums = dist.summed(map(sums_of, data, before, now), 5)
+    fall, rows, fall_fall, fall_rows, rows_rows = sums.tolist()
     gain = fall / rows
     spread = fall_fall - 2 * gain * fall_rows + gain * gain * rows_rows
     return gain, max(spread, 0.0) ** 0.5 / rows
