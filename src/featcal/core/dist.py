@@ -8,7 +8,7 @@ whatever waits for it raises `Elsewhere`.
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -148,10 +148,15 @@ def summed(parts: Iterable[Tensor], *shape: int) -> Tensor:
 
     Parts are added up where they were made: a GPU is waited for once, when all of them are there.
     """
+    return summing(parts, *shape)()
+
+
+def summing(parts: Iterable[Tensor], *shape: int) -> Callable[[], Tensor]:
+    """The same once it is asked for: a GPU may still be at it, and have more to do meanwhile."""
     everything = torch.zeros(shape, dtype=torch.float64)
     for part in parts:
         everything = everything.to(part.device) + part.reshape(shape)
-    return total(everything.cpu())
+    return lambda: total(everything.cpu())
 
 
 def largest(values: Tensor) -> Tensor:

@@ -176,11 +176,18 @@ confidence = Loss("confidence", _confidence_sums)
 CRITERIA = {loss.name: loss for loss in (nll, brier, ece)}
 
 
-@torch.no_grad()
 def measure(
     data: Data, *losses: Loss, logits_of: Callable[[Batch], Tensor] = stored_logits
 ) -> list[float]:
     """The value of each loss over all data: one pass, one reduction."""
+    return measuring(data, *losses, logits_of=logits_of)()
+
+
+@torch.no_grad()
+def measuring(
+    data: Data, *losses: Loss, logits_of: Callable[[Batch], Tensor] = stored_logits
+) -> Callable[[], list[float]]:
+    """The same once it is asked for, so that a GPU is at work while more is asked of it."""
     sizes = [*(loss.size for loss in losses), 1]
 
     def sums_of(rows: Batch) -> Tensor:
@@ -189,8 +196,13 @@ def measure(
         return torch.cat([*(loss(logits, rows) for loss in losses), count])
 
     found = (torch.stack(spread(sums_of, blocks(batch))).sum(0) for batch in data)
-    *totals, rows = torch.split(dist.summed(found, sum(sizes)), sizes)
-    return [loss.value(part, float(rows)) for loss, part in zip(losses, totals, strict=True)]
+    sums = dist.summing(found, sum(sizes))
+
+    def values() -> list[float]:
+        *totals, rows = torch.split(sums(), sizes)
+        return [loss.value(part, float(rows)) for loss, part in zip(losses, totals, strict=True)]
+
+    return values
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from featcal.core.fit import (
     confidence,
     kept_everywhere,
     measure,
+    measuring,
     refitted,
     refitting,
     rows_asked,
@@ -213,7 +214,8 @@ def clipped_logits(
         features: (n, d).
         own: (n, k), the logits of the features as they are, which untouched rows keep; None where
             they are not at hand, so that every row goes through the head.
-        peaks: (n,), the largest absolute feature of each row.
+        peaks: (n,), the largest absolute feature of each row, on the CPU, where nobody waits for
+            how many rows are touched.
         head: features -> logits.
         threshold: c.
     """
@@ -223,7 +225,7 @@ def clipped_logits(
         return head_logits(features.clamp(-threshold, threshold), head)
     if share == 0:
         return own
-    logits = own.clone()
+    touched, logits = touched.to(own.device), own.clone()
     clipped = features[touched].clamp_(-threshold, threshold)  # a copy already
     logits[touched] = head_logits(clipped, head).to(logits.dtype)
     return logits
@@ -366,27 +368,32 @@ class Trials:
         self.problem, self.criterion, self.accuracy = problem, criterion, accuracy
         self.keep = 0 if problem.then is None else None  # read once unless later steps are refitted
         if view is None:
-            peaks = [torch.cat(by_blocks(largest, features_of(b))) for b in problem.source]
-            self.peaks = torch.cat([*peaks, torch.zeros(1, device=problem.facts.device)]).double()
+            peaks = [torch.cat(by_blocks(largest, features_of(b))).cpu() for b in problem.source]
+            self.peaks = torch.cat([*peaks, torch.zeros(1)]).double()
             view = partial(Clipped, problem, peaks)
         self.view = view
         self.seen: list[Trial] = []
 
     def at(self, threshold: float) -> Trial:
         """Tries one threshold, rounded to float32 as the fitted buffer will hold it."""
+        return self.asked(threshold)()
+
+    def asked(self, threshold: float) -> Callable[[], Trial]:
+        """The same once it is asked for: a GPU does not wait between one threshold and the next."""
         threshold = float(np.float32(threshold))
-        view = self.data(threshold)
         losses = dict.fromkeys([self.criterion, self.problem.loss])
         if self.accuracy:
             losses[accuracy] = None
-        data, loss = refitted(self.problem, view)
-        if loss is not None and [*losses] == [self.problem.loss]:
-            values = {self.problem.loss: loss}
-        else:
-            values = dict(zip(losses, measure(data, *losses), strict=True))
-        score, loss = values[self.criterion], values[self.problem.loss]
-        trial = Trial(threshold, score, loss, values.get(accuracy, math.nan))
-        self.seen.append(trial)
+        data, known = refitted(self.problem, self.data(threshold))
+        told = known is not None and [*losses] == [self.problem.loss]
+        measured = partial(list, [known]) if told else measuring(data, *losses)
+
+        def trial() -> Trial:
+            values = dict(zip(losses, measured(), strict=True))
+            score, loss = values[self.criterion], values[self.problem.loss]
+            self.seen.append(Trial(threshold, score, loss, values.get(accuracy, math.nan)))
+            return self.seen[-1]
+
         return trial
 
     def point(self, log_threshold: float) -> Point:
@@ -644,7 +651,8 @@ class Search:
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
         if self.layer is None or not (self.window or self.sweeps):
             rough = Trials(part, part.loss, accuracy=False)
-            scores = [rough.at(math.exp(log_c)).score for log_c in (math.inf, *sorted({*few}))]
+            asked = [rough.asked(math.exp(log_c)) for log_c in (math.inf, *sorted({*few}))]
+            scores = [trial().score for trial in asked]
             if scores[0] - min(scores) < found.gain - CLOSE:
                 return math.inf, [], None  # far from the depth of the sample's valley
             for log_c in track("clip: far end", sorted({*few})):
@@ -864,7 +872,8 @@ def valley(problem: Problem, part: Problem) -> Valley:
     trials = Trials(part, problem.loss, accuracy=False)
 
     def points(label: str, logs: list[float]) -> list[Point]:
-        return [Point(log_c, trials.at(math.exp(log_c)).loss) for log_c in track(label, logs)]
+        asked = [(log_c, trials.asked(math.exp(log_c))) for log_c in track(label, logs)]
+        return [Point(log_c, trial().loss) for log_c, trial in asked]
 
     scan = [math.log(c) for c in scan_thresholds(part)]
     sampled = int(dist.total(torch.tensor(sum(map(len, part.source)))))
