@@ -253,14 +253,24 @@ def test_row_nll_has_the_gradient_of_the_full_formula():
     torch.testing.assert_close(row_nll(logits, labels, b).sum(), full)
 
 
-def test_the_scale_of_logits_is_the_geometric_mean_of_the_tops_above_the_means():
+def test_the_scale_of_logits_is_the_geometric_mean_of_the_gaps_below_the_top():
     logits, labels = drawn(n=60)
     logits[5] = 2.0  # a row of equal logits has no scale
-    tops = (logits.amax(1) - logits.mean(1)).numpy()
-    expected = np.exp(np.log(tops[tops > 0]).mean())
+    first, second = np.sort(logits.numpy(), 1)[:, :-3:-1].T
+    gaps = (first - second)[first > second]
+    expected = np.exp(np.log(gaps).mean())
     assert measure([Batch(logits, labels)], LOGIT_SCALE)[0] == pytest.approx(expected)
     parts = [Batch(logits[:20], labels[:20]), Batch(logits[20:], labels[20:])]
     assert measure(parts, LOGIT_SCALE)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("masked", [-1e4, -1e9])
+def test_a_masked_class_changes_no_temperature(masked):
+    logits, labels = drawn(n=400, k=5)
+    labels = labels.clamp(min=1)
+    bare = temper([Batch(logits[:, 1:], labels - 1)])
+    logits[:, 0] = masked
+    assert temper([Batch(logits, labels)]).temperature == pytest.approx(bare.temperature, rel=1e-6)
 
 
 def test_the_pull_has_its_own_slope_and_curvature():

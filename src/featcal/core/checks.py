@@ -35,6 +35,10 @@ ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
 ROUNDED_SUM = 1e-2 + 1e-6  # the same of probabilities rounded to two or three decimals
 DOUBTED_ROWS = 1000  # rows that are looked at to tell logits from probabilities
 SHOWN_ROWS = 5
+REMEDIES = {
+    "features": "remove them first",
+    "logits": "remove them first, or give classes that are masked -1e9",
+}
 # The most of a whole number, by its name: a larger one would only take time or memory.
 MOST = {
     **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},
@@ -346,7 +350,7 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
                     f"{name} have shape {tuple(values.shape)} and type {values.dtype}: they must "
                     f"be floating point, ({len(batch)}, ...), one row per label"
                 )
-            check_finite(name, values, first_row=first_row)
+            check_finite(name, values, first_row=first_row, remedy=REMEDIES[name])
     if batch.labels.ndim == 1:
         checked_labels(batch.labels, classes, first_row=first_row)
     else:
