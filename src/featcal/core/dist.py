@@ -153,9 +153,11 @@ def summed(parts: Iterable[Tensor], *shape: int) -> Tensor:
 
 def summing(parts: Iterable[Tensor], *shape: int) -> Callable[[], Tensor]:
     """The same once it is asked for: a GPU may still be at it, and have more to do meanwhile."""
-    everything = torch.zeros(shape, dtype=torch.float64)
+    here: Tensor | None = None
     for part in parts:
-        everything = everything.to(part.device) + part.reshape(shape)
+        part = part.reshape(shape)
+        here = part.double() if here is None else here + part
+    everything = torch.zeros(shape, dtype=torch.float64) if here is None else here
     return lambda: total(everything.cpu())
 
 

@@ -70,7 +70,6 @@ JOINT = 64  # thresholds where later steps are refitted for each
 # All other data: a scan of a sample, a walk on all rows, a window around its end.
 MANY = 2**24  # logits beyond which NLL(c) is so smooth that a walk needs no window after it
 SHARE, MOST = 0.16, 3072  # of the rows in the sample; more rows tell a scan nothing new
-FEW_PARTS = 8  # of the sample, one from each chunk: more are joined, for the sake of their products
 POINTS = 8  # of the scan across all thresholds
 OFFSETS = np.linspace(-0.45, 0.45, 5)  # of the closer look, in log c
 MOST_TRIALS = POINTS + 2 * len(OFFSETS)  # when the closer look has to move
@@ -441,6 +440,8 @@ class Search:
     def __init__(self, problem: Problem, criterion: Loss, guard: float) -> None:
         facts, head = problem.facts, problem.head
         self.problem, self.criterion, self.guard = problem, criterion, guard
+        # What a sample is asked by: the ECE of few rows would be noise.
+        self.rough = criterion if criterion.smooth else problem.loss
         self.layer = linear_view(head.head if isinstance(head, Counted) else head)
         # Paths hold two logits per row and class, 36 bytes for each activation on the way, about
         # one in twenty, and a copy of the head. With later steps there is more to find.
@@ -449,7 +450,7 @@ class Search:
         many = facts.rows * facts.classes > MANY and problem.then is None
         self.window = self.layer is not None and fits and not many
         # On a GPU the many small steps along a path cost more than a few products.
-        smooth = many and criterion is problem.loss and not guard and facts.device.type == "cpu"
+        smooth = many and criterion.smooth and not guard and facts.device.type == "cpu"
         self.sweeps = smooth and self.layer is not None and copy <= memory.keep_bytes()
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
@@ -526,7 +527,7 @@ class Search:
             there: the data with the logits of that threshold; without them every threshold may be
                 tried, in float64 since a long path rounds off.
             reach: how far from the centre thresholds will lie, in log thresholds.
-            part: a sample to be asked instead of all rows, by the loss of the fit.
+            part: a sample to be asked instead of all rows.
         """
         layer, head = self.layer, self.problem.head
         assert layer is not None
@@ -560,14 +561,14 @@ class Search:
             return list(map(Batch, (z.float() if there is None else z for z in logits), labels))
 
         if part is not None:
-            return Trials(part, part.loss, view, accuracy=False)
+            return Trials(part, self.rough, view, accuracy=False)
         return Trials(problem, self.criterion, view, accuracy=bool(self.guard))
 
     def look_around(self) -> tuple[list[Trial], bool]:
         """The valleys of a sample and of the far end, a walk on all rows, a window at its end."""
         trials, top, facts = self.trials, math.log(self.peak), self.problem.facts
         part = sample(self.problem, min(SHARE, MOST / facts.rows))
-        found = valley(self.problem, part)
+        found = valley(self.problem, part, self.rough)
         low, far, path = self.look_far(part, found)
         ends = [Point(math.log(trial.threshold), trial.score) for trial in far]
         # What all rows say of the sample's valleys, and of the rest of its scan if none helps.
@@ -650,7 +651,7 @@ class Search:
         shares = 0.5 ** np.arange(3, math.log2(self.problem.facts.rows) + 1, 2)
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
         if self.layer is None or not (self.window or self.sweeps):
-            rough = Trials(part, part.loss, accuracy=False)
+            rough = Trials(part, self.rough, accuracy=False)
             asked = [rough.asked(math.exp(log_c)) for log_c in (math.inf, *sorted({*few}))]
             scores = [trial().score for trial in asked]
             if scores[0] - min(scores) < found.gain - CLOSE:
@@ -864,16 +865,13 @@ class Valley:
     low: float
 
 
-def valley(problem: Problem, part: Problem) -> Valley:
-    """A scan across all thresholds, and a closer look where it is lowest.
-
-    By the fit's loss, whatever the criterion: the ECE of so few rows would be noise.
-    """
-    trials = Trials(part, problem.loss, accuracy=False)
+def valley(problem: Problem, part: Problem, loss: Loss) -> Valley:
+    """A scan across all thresholds by a loss, and a closer look where it is lowest."""
+    trials = Trials(part, loss, accuracy=False)
 
     def points(label: str, logs: list[float]) -> list[Point]:
         asked = [(log_c, trials.asked(math.exp(log_c))) for log_c in track(label, logs)]
-        return [Point(log_c, trial().loss) for log_c, trial in asked]
+        return [Point(log_c, trial().score) for log_c, trial in asked]
 
     scan = [math.log(c) for c in scan_thresholds(part)]
     sampled = int(dist.total(torch.tensor(sum(map(len, part.source)))))
@@ -914,7 +912,7 @@ def sample(problem: Problem, share: float) -> Problem:
     """
     data = problem.data if problem.data.kept else problem.source
     parts = [batch.rows(row_hash(features_of(batch)) < share * 2**32) for batch in data]
-    if len(parts) > FEW_PARTS:
+    if len(parts) > 1:  # one from each chunk: a product of many rows is cheaper than many of a few
         parts = [joined(parts)]
     found = int(dist.total(torch.tensor(sum(map(len, parts)))))
     if not 0 < found <= 1.3 * share * problem.facts.rows + 10:
