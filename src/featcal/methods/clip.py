@@ -450,7 +450,7 @@ class Search:
         many = facts.rows * facts.classes > MANY and problem.then is None
         self.window = self.layer is not None and fits and not many
         # On a GPU the many small steps along a path cost more than a few products.
-        smooth = many and criterion.smooth and not guard and facts.device.type == "cpu"
+        smooth = many and criterion is problem.loss and not guard and facts.device.type == "cpu"
         self.sweeps = smooth and self.layer is not None and copy <= memory.keep_bytes()
         # Where a window will follow, only its best trial needs an accuracy, and gets it for free.
         self.trials = Trials(problem, criterion, accuracy=bool(guard) or not self.window)
@@ -677,8 +677,16 @@ class Search:
             if rough.seen[0].score - deepest < found.gain - CLOSE:
                 return math.inf, [], None
             if self.problem.then is None:
-                deep = [three for three in valleys(rough.seen) if three[1].score < deepest + CLOSE]
-                ways = [(left.threshold, right.threshold) for left, _, right in deep[:2]]
+                # Lowest at its low end, the scan is a shoulder of a valley that the sample has.
+                end = min(trial.threshold for trial in rough.seen)
+                deep = [
+                    (left.threshold, right.threshold)
+                    for left, one, right in valleys(rough.seen)
+                    if one.score < deepest + CLOSE and one.threshold > end
+                ]
+                ways = deep[:2]
+                if not ways:
+                    return math.inf, [], None
                 points = [math.ceil(math.log(b / a) / NARROW) + 2 for a, b in ways]
                 every = map(self.sweep, *zip(*ways, strict=True), points)
                 return low, [trial for trials in every for trial in trials], None
