@@ -388,14 +388,16 @@ def keep_bytes(device: torch.device | None) -> int:
     return (torch.cuda.mem_get_info(device)[0] + unused) // KEEP_SHARE
 
 
-def blocks(batch: Batch, numbers: int = BLOCK) -> list[Batch]:
+def blocks(batch: Batch, numbers: int = BLOCK, *, classes: int = 1) -> list[Batch]:
     """The rows of a batch in blocks of so many logits or features; on a GPU, all at once.
+
+    Rows that have no logits yet may be said to get them, for so many classes.
 
     >>> [len(block) for block in blocks(Batch(torch.zeros(5, 4), torch.zeros(5).long()), 8)]
     [2, 2, 1]
     """
     widths = (0 if part is None else part[:1].numel() for part in (batch.features, batch.logits))
-    step = max(numbers // max(*widths, 1), 1)
+    step = max(numbers // max(*widths, classes), 1)
     if len(batch) <= step or batch.labels.is_cuda:
         return [batch]
     return [batch.rows(slice(start, start + step)) for start in range(0, len(batch), step)]

@@ -677,14 +677,15 @@ class Search:
             if rough.seen[0].score - deepest < found.gain - CLOSE:
                 return math.inf, [], None
             if self.problem.then is None:
-                # Lowest at its low end, the scan is a shoulder of a valley that the sample has.
-                end = min(trial.threshold for trial in rough.seen)
-                deep = [
+                # The valley that the sample found is no other, nor is its shoulder.
+                end, known = min(one.threshold for one in rough.seen), math.exp(found.floor)
+                ways = [
                     (left.threshold, right.threshold)
                     for left, one, right in valleys(rough.seen)
-                    if one.score < deepest + CLOSE and one.threshold > end
-                ]
-                ways = deep[:2]
+                    if one.score < deepest + CLOSE
+                    and one.threshold > end
+                    and not left.threshold < known < right.threshold
+                ][:2]
                 if not ways:
                     return math.inf, [], None
                 points = [math.ceil(math.log(b / a) / NARROW) + 2 for a, b in ways]
@@ -783,7 +784,7 @@ class Search:
         def found() -> Iterator[Tensor]:
             for batch in problem.source:
                 head.rows += 2 * len(batch)
-                yield from spread(sums_of, blocks(batch))
+                yield from spread(sums_of, blocks(batch, classes=len(weight)))
 
         trials = []
         sums = dist.summed(found(), points, sum(sizes) + 1)
