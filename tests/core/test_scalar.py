@@ -256,9 +256,10 @@ def test_row_nll_has_the_gradient_of_the_full_formula():
 def test_the_scale_of_logits_is_the_geometric_mean_of_the_gaps_below_the_top():
     logits, labels = drawn(n=60)
     logits[5] = 2.0  # a row of equal logits has no scale
+    logits[6, :] = torch.tensor([3.0, 1.0, 3.0, 1.0])  # and two at the top none between them
     first, second = np.sort(logits.numpy(), 1)[:, :-3:-1].T
-    gaps = (first - second)[first > second]
-    expected = np.exp(np.log(gaps).mean())
+    gaps = np.where(first > second, first - second, first - logits.numpy().mean(1))
+    expected = np.exp(np.log(gaps[gaps > 0]).mean())
     assert measure([Batch(logits, labels)], LOGIT_SCALE)[0] == pytest.approx(expected)
     parts = [Batch(logits[:20], labels[:20]), Batch(logits[20:], labels[20:])]
     assert measure(parts, LOGIT_SCALE)[0] == pytest.approx(expected)

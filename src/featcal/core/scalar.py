@@ -237,8 +237,8 @@ class Shrinkage:
 
 
 def _scale_sums(logits: Tensor, _: object) -> Tensor:
-    first, second = logits.topk(2).values.double().unbind(1)
-    gap = first - second
+    first, second = logits.topk(2).values.unbind(1)
+    gap = (first - torch.where(first > second, second, logits.mean(1))).double()
     there = gap > 0
     return torch.stack([gap.where(there, 1.0).log().sum(), there.sum(dtype=torch.float64)])
 
@@ -247,8 +247,9 @@ def _scale_value(sums: Tensor, _: float) -> float:
     return math.exp(float(sums[0] / sums[1])) if sums[1] else 0.0
 
 
-# How far the top logit stands above the second, by the geometric mean so that no single row
-# decides: the unit in which a temperature is large or small. A class masked by -1e9 has no say.
+# How far the top logit stands above the second, or above the mean where two share the top, by the
+# geometric mean so that no single row decides: the unit in which a temperature is large or small. A
+# class masked by -1e9 has no say.
 LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
 
 
