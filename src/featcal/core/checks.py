@@ -5,7 +5,7 @@ For every place that takes values from a user or a file:
     check_probs(probs, *, slack=None, place=..., remedy=...)      rows in 0..1 that sum to 1
     checked_labels(labels, classes, *, rows=None, first_row=0)    one class number per row, int64
     checked_groups(groups, rows)                                  one sample number per row, int64
-    check_finite(name, values, *, first_row=0, remedy="remove")   no NaN, no infinity
+    check_finite(name, values, *, first_row=0, remedy=None)       no NaN, no infinity
     check_batch(batch, *, classes, first_row=0)                   all of this for a Batch
     check_same(logits, stored)                                    stored logits are the head's own
 
@@ -35,10 +35,7 @@ ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
 ROUNDED_SUM = 1e-2 + 1e-6  # the same of probabilities rounded to two or three decimals
 DOUBTED_ROWS = 1000  # rows that are looked at to tell logits from probabilities
 SHOWN_ROWS = 5
-REMEDIES = {
-    "features": "remove them first",
-    "logits": "remove them first, or give classes that are masked -1e9",
-}
+MASKED = {"logits": "remove them first, or give classes that are masked -1e9"}
 # The most of a whole number, by its name: a larger one would only take time or memory.
 MOST = {
     **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},
@@ -325,7 +322,7 @@ def checked_groups(groups: Tensor, rows: int) -> Tensor:
 
 
 def check_finite(
-    name: str, values: Tensor, *, first_row: int = 0, remedy: str = "remove them first"
+    name: str, values: Tensor, *, first_row: int = 0, remedy: str | None = None
 ) -> None:
     """Refuses rows that are not finite; `name` is a plural, such as "features"."""
     import torch
@@ -336,6 +333,7 @@ def check_finite(
         bad = (~torch.isfinite(values).flatten(1).all(1)).nonzero().flatten()
         if len(bad):
             rows = rows_text(bad, first_row)
+            remedy = remedy or MASKED.get(name, "remove them first")
             raise InputError(f"{name} are NaN or infinite in {rows}: {remedy}")
 
 
@@ -350,7 +348,7 @@ def check_batch(batch: Batch, *, classes: int, first_row: int = 0) -> None:
                     f"{name} have shape {tuple(values.shape)} and type {values.dtype}: they must "
                     f"be floating point, ({len(batch)}, ...), one row per label"
                 )
-            check_finite(name, values, first_row=first_row, remedy=REMEDIES[name])
+            check_finite(name, values, first_row=first_row)
     if batch.labels.ndim == 1:
         checked_labels(batch.labels, classes, first_row=first_row)
     else:
