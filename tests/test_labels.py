@@ -22,6 +22,7 @@ from featcal import METHODS, Batch, InputError, parse
 from featcal.arrays import Calibrated
 from featcal.cli import main
 from featcal.heads.head import linear_of
+from featcal.methods import norm_clip
 
 QUESTIONS = {
     **{"even": (0, 2, 4, 6, 8), "large": (5, 6, 7, 8, 9), "loop": (0, 6, 8, 9)},
@@ -130,6 +131,27 @@ def test_a_clip_of_all_labels_or_of_each_reaches_the_best_of_a_grid(world, rows)
     assert parse("all_labels(clip)").fit(rows).report.loss_after <= lowest + 1e-4
     each = [min(bce(one[:, j], labels[:, j]) for one in logits) for j in range(K)]
     assert parse("per_label(clip)").fit(rows).report.loss_after <= np.mean(each) + 1e-4
+
+
+class Soft(nn.Module):
+    """A head that is no linear layer, of all labels or of one."""
+
+    def __init__(self, layer, label=slice(None)):
+        super().__init__()
+        self.layer, self.label = layer, label
+
+    def forward(self, features):
+        return 9 * (self.layer(features)[:, self.label] / 3).tanh()
+
+
+def test_own_values_are_those_of_a_model_of_each_label_alone(world, rows, monkeypatch):
+    monkeypatch.setattr(norm_clip, "SAMPLE", 50)
+    x, y = rows[0].features, rows[0].labels
+    own = parse("per_label(norm_clip)").fit(Batch(None, y, x), Soft(world.model.fc))
+    for j, part in enumerate(own.parts):
+        head = Soft(world.model.fc, slice(j, j + 1))
+        alone = parse("norm_clip").fit(Batch(None, y[:, j], x), head)
+        assert float(part.threshold) == pytest.approx(float(alone.threshold), rel=1e-6)
 
 
 REFUSED = {"group", "density", "proximity"}

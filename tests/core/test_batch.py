@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from featcal import Batch, FeatureClip, Temperature
+from featcal import Batch, CalibrationWarning, FeatureClip, Temperature
 from featcal.core import memory
 from featcal.core.batch import (
     Chunked,
@@ -19,11 +19,13 @@ from featcal.core.batch import (
     device_of,
     is_single,
     one_logit,
+    paired,
     predicted,
     raw_logits,
     two_classes,
     two_probs,
     wide,
+    widest,
 )
 from featcal.core.checks import InputError
 from featcal.core.fit import survey
@@ -152,6 +154,21 @@ def test_a_batch_goes_to_a_device_and_stays_without_one(rows):
     assert moved.labels.device.type == "meta"
 
 
+def test_a_head_is_as_wide_as_its_widest_weight():
+    head = torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Linear(9, 3))
+    head.register_parameter("scale", torch.nn.Parameter(torch.tensor(2.0)))
+    assert widest(head) == 9
+    assert widest(torch.neg) == widest(None) == 0
+
+
+def test_probabilities_in_a_pair_of_arrays_are_doubted(rows):
+    probs, several = rows.logits.softmax(1), torch.arange(300).view(100, 3) % 2
+    with pytest.warns(CalibrationWarning, match=r"pair .* as probabilities do.*Batch.from_probs"):
+        assert torch.equal(paired((probs, rows.labels)).logits, probs)
+    for logits, labels in ((rows.logits, rows.labels), (probs, several)):  # nothing to say of those
+        assert torch.equal(paired((logits.numpy(), labels.tolist())).labels, labels)
+
+
 def test_groups_are_one_whole_number_per_row_and_go_through_every_view(rows):
     view = Through(Chunked([rows], rows=40), lambda batch: batch.logits)
     for _ in ("computed", "kept"):
@@ -164,6 +181,7 @@ def test_groups_are_one_whole_number_per_row_and_go_through_every_view(rows):
     for wrong in (whole[:9], whole.float(), whole - 1, whole > 3, whole[:, None], whole.tolist()):
         with pytest.raises(InputError, match="groups"):
             Batch(rows.logits, rows.labels, groups=wrong)
+    assert len(Batch(rows.logits[:0], rows.labels[:0], groups=whole[:0]).groups) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])

@@ -115,6 +115,8 @@ def test_rows_are_transformed_with_a_head_or_without():
     assert torch.allclose(hot.transform(features, layer), layer(features) / 2)
     with pytest.raises(InputError, match="head"):
         FeatureClip().assign(threshold=1.0).transform(features)
+    whole = torch.tensor([[4, 0, 2], [2**24 + 1, 3, -3]])
+    torch.testing.assert_close(hot.transform(whole), whole.double() / 2, rtol=0, atol=0)
     with pytest.raises(InputError, match="rows are one number"):
         hot.transform(torch.tensor(1.0))
 
@@ -124,8 +126,10 @@ def test_rows_of_another_network_are_not_transformed():
     layer, features = nn.Linear(4, 3).requires_grad_(False), torch.randn(120, 4)
     labels = torch.multinomial((layer(features) / 2).softmax(1), 1)[:, 0]
     fitted = parse("clip | temperature").fit(Batch(None, labels, features), layer)
-    with pytest.raises(InputError, match="fitted to 4 features, and these rows have 5"):
-        fitted.transform(torch.randn(6, 5), nn.Linear(4, 3))
+    for width in (2, 5):
+        says = f"fitted to 4 features, and these rows have {width}"
+        with pytest.raises(InputError, match=says):
+            fitted.transform(torch.randn(6, width), nn.Linear(width, 3))
     with pytest.raises(InputError, match="fitted to 3 classes, and these rows have 7"):
         fitted.transform(features, nn.Linear(4, 7))
     of_logits = Temperature().fit(Batch(layer(features), labels))
@@ -217,6 +221,7 @@ def test_sequential_is_each_step_for_itself(made):
         ({}, False),
         ({"criterion": nll}, False),
         ({"criterion": confidence}, True),  # which falls with the logits
+        ({"left_out": 0.0}, False),
         ({"always": True}, True),
     ],
 )
@@ -255,6 +260,9 @@ def test_a_step_that_does_not_lower_the_loss_is_undone_unless_it_must_stay(
     assert step.head_passes == 0  # there is none
     assert step.loss_before == pytest.approx(before)
     assert step.loss_after == pytest.approx(after if stays else before)
+    assert "left_out" not in step.details or how.get("left_out") == 0
+    idle = Half().fit(Batch(torch.zeros(300, 3), labels)).report.steps[0]
+    assert idle.noop != how.get("always", False)
 
 
 @pytest.mark.parametrize("mode", ["joint", "sequential"])

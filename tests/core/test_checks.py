@@ -13,8 +13,10 @@ from featcal.core.batch import as_data, two_classes
 from featcal.core.checks import (
     check_batch,
     check_finite,
+    check_multi_hot,
     check_probs,
     check_same,
+    check_whole,
     checked_labels,
     like_probs,
     rows_text,
@@ -171,6 +173,27 @@ def test_rows_are_counted_from_0_or_where_a_caller_says():
     assert rows_text(torch.tensor([4])) == "row 4"
     assert rows_text(torch.arange(5)) == "rows 0, 1, 2, 3, 4"
     assert rows_text(torch.arange(6)) == "rows 0, 1, 2, 3, 4 and 1 more"
+
+
+def test_no_rows_of_several_labels_may_have_any_type():
+    check_multi_hot(torch.zeros(0, 3), 3)
+    for labels in (torch.zeros(1, 3), torch.zeros(0, 2), torch.zeros(0, 3, dtype=torch.cfloat)):
+        with pytest.raises(InputError, match=r"labels have shape \(., .\)"):
+            check_multi_hot(labels, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [
+        *(("partitions", 200), ("groups", 100), ("restarts", 100), ("hidden", 200), ("layers", 10)),
+        *(("bins", 10_000), ("knots", 1000), ("top", 1000), ("neighbours", 10**6)),
+        *(("references", 10**7), ("min_rows", 10**9), ("seed", 2**62)),
+    ],
+)
+def test_whole_numbers_have_a_most(key, most):
+    check_whole("method", 1, **{key: most})
+    with pytest.raises(InputError, match=f"method: {key} is .* from 1 to {most}$"):
+        check_whole("method", 1, **{key: most + 1})
 
 
 def test_a_probability_may_round_out_of_range_by_a_millionth():

@@ -1,16 +1,14 @@
-"""Reductions among three processes that share nothing but a file, beside plain sums and joins."""
+"""Reductions among three processes that share nothing but a port, beside plain sums and joins."""
 
 import json
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as torch_dist
 
-from featcal.core import dist
+from featcal.core import dist, fit
 from featcal.core.batch import Batch, Through, as_data, unchecked
 from featcal.core.checks import InputError
-from featcal.core.fit import Counted, kept_everywhere, rows_asked, survey
+from featcal.core.fit import Counted, kept_everywhere, rows_asked, survey, together
 from featcal.core.gradient import gathered, minimize
 from featcal.core.sample import Folds, hashed_sample
 from featcal.metrics import Bins, Ordered, ProperSums
@@ -24,6 +22,15 @@ LABELS = torch.tensor([0, 1, 2, 2, 1, 0, 0])
 
 def part(values, rank):
     return values.split(COUNTS)[rank]
+
+
+def shared(own, facts, numbers):
+    """What a rank fits to where so many numbers are few: worlds, types and values."""
+    fit.FEW_NUMBERS = numbers
+    with together([own], facts) as data:
+        (batch,) = data
+        parts = batch.logits, batch.labels, batch.features
+        return dist.world(), [str(each.dtype) for each in parts], [each.tolist() for each in parts]
 
 
 def found(rank):
@@ -64,17 +71,15 @@ def found(rank):
         "sample": [each.tolist() for each in (sample.features, sample.labels, sample.logits)],
         "lowest": squares.at.tolist(),
         "sizes": folds.sizes(),
+        "few": shared(own, facts, 7 * (3 + 4)),
+        "many": shared(own, facts, 7 * (3 + 4) - 1),
         "turns": [block.tolist() for block in dist.in_turn(logits.split(2)[: len(logits)], 3)],
     }
 
 
 def on_rank(rank, folder):
-    limit = timedelta(seconds=30)
-    torch_dist.init_process_group(
-        "gloo", f"file://{folder}/meeting", rank=rank, world_size=RANKS, timeout=limit
-    )
-    (folder / f"{rank}.json").write_text(json.dumps(found(rank)))
-    torch_dist.destroy_process_group()
+    with dist.processes(gpu=False):
+        (folder / f"{rank}.json").write_text(json.dumps(found(rank)))
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +95,10 @@ def answers(tmp_path_factory):
 def test_every_rank_learns_of_all_rows(answers):
     whole = Ordered.of(logits=LOGITS, labels=LABELS)
     sums = ProperSums.of(logits=LOGITS, labels=LABELS)
+    types, rows = ["torch.float32", "torch.int64", "torch.float32"], (LOGITS, LABELS, FEATURES)
     for rank, got in enumerate(answers):
+        assert got["few"] == [1, types, [each.tolist() for each in rows]]
+        assert got["many"] == [RANKS, types, [part(each, rank).tolist() for each in rows]]
         assert got["place"] == [True, RANKS, rank]
         assert got["total"] == [3.0, 3.0]
         assert got["largest"] == [2, 0]

@@ -116,10 +116,12 @@ def test_a_lock_that_was_removed_meanwhile_counts_for_nothing(tmp_path, monkeypa
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", after_a_removal)
+    opened = len(os.listdir("/dev/fd"))
     with locked(tmp_path):
         assert len(calls) == 2
         with pytest.raises(InputError, match="another process"), locked(tmp_path):
             pass
+    assert len(os.listdir("/dev/fd")) == opened
 
 
 def test_only_a_regular_file_is_ever_replaced(tmp_path):

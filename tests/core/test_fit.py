@@ -86,6 +86,10 @@ def test_few_numbers_are_not_judged_again():
     for recipe in ("temperature", "svs", "isotonic"):
         found = parse(recipe).fit(crowded(3000, 3, heat=3.0)).report.steps[0]
         assert "left_out" not in found.details
+    nine = data(n=9, k=3, seed=7)  # with a row in each fold
+    found = parse("ensemble").fit(Batch(2 * nine.logits, nine.labels)).report.steps[0]
+    assert not found.noop
+    assert "left_out" not in found.details
 
 
 def step(**changes):
@@ -173,6 +177,9 @@ def test_samples_are_counted_over_all_batches():
     assert (facts.rows, facts.groups, facts.samples) == (90, 10, 10)
     alone = survey([Batch(rows.logits, rows.labels)], None)
     assert (alone.groups, alone.samples) == (0, 90)
+    parts = Batch(rows.logits, rows.labels, groups=groups), Batch(rows.logits, rows.labels)
+    with pytest.raises(InputError, match=r"row 90 on has .* None groups .* first batch has .* 1 g"):
+        survey(parts, None)
 
 
 def draws():

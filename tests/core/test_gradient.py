@@ -123,6 +123,14 @@ def test_the_simplex_minimum_is_that_of_a_fine_grid(seed):
     assert value(found) <= min(map(value, grid)) + 1e-9
 
 
+def test_of_equal_minima_of_the_simplex_a_corner_wins():
+    same = np.ones((3, 3))
+    assert simplex_minimum(same, np.full(3, -1.0)).tolist() == [1, 0, 0]
+    assert simplex_minimum(same, np.array([-0.5, -1.0, -1.0])).tolist() == [0, 1, 0]
+    twice = np.array([[2.0, 0, 0], [0, 2, 2], [0, 2, 2]])  # the last two parts are the same
+    np.testing.assert_allclose(simplex_minimum(twice, np.zeros(3)), [0.5, 0.5, 0], atol=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_long_em_ends_at_the_same_likelihood(seed):
     draw = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""Progress: silent by itself, told to whoever listens."""
+"""Progress: silent by itself, told to whoever listens; work shared out among threads."""
 
 import io
 import itertools
@@ -8,6 +8,7 @@ import torch
 
 from featcal.core import progress
 from featcal.core.progress import listen, tell
+from forked import ended, started
 
 
 class Terminal(io.StringIO):
@@ -40,6 +41,16 @@ def test_items_are_spread_over_the_threads_that_torch_has_and_each_computes_alon
         assert torch.get_num_threads() == 2
         here = threading.get_ident()
         assert progress.spread(lambda _: threading.get_ident(), "a") == [here]
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_fork_has_threads_of_its_own(tmp_path):
+    torch.set_num_threads(2)
+    try:
+        assert progress.spread(abs, [-1, -2]) == [1, 2]
+        children = started(1, lambda rank: print(progress.spread(abs, [-3, -4])), tmp_path)
+        assert ended(children, tmp_path, longest=20) == [(0, "[3, 4]\n")]
     finally:
         torch.set_num_threads(1)
 

@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featcal import Batch
-from featcal.core.sample import Folds, fold_of, hashed_sample, row_hash
+from featcal.core.sample import (
+    Folds,
+    fold_of,
+    hashed_sample,
+    row_hash,
+    size_counts,
+    size_quantile,
+)
 from featcal.methods.neighbours import nearest, on_sphere
 
 
@@ -141,6 +148,17 @@ def test_a_sample_takes_the_lowest_hashes_and_labels_decide_between_equal_rows()
     assert torch.equal(found.features, whole.features[order])
     same = Batch(None, torch.tensor([2, 0, 1] * 3), torch.ones(9, 3))
     assert hashed_sample(cut(same, [2, 5]), 5, width=3).labels.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_quantile_of_sizes_is_that_of_numpy_to_seven_bits_and_of_no_values_not_a_number():
+    values = torch.randn(501, 3, generator=torch.Generator().manual_seed(0)).relu()
+    counts = size_counts(-values)
+    assert counts.shape == (2**15,)
+    for share in (0.6, 0.9, 0.999):
+        exact = np.quantile(values.numpy(), share, method="inverted_cdf")
+        assert size_quantile(counts, share) == pytest.approx(exact, rel=1 / 128)
+    assert size_quantile(counts, 0.1) == 0 < size_quantile(counts, 0.1, zeros=False)
+    assert np.isnan(size_quantile(size_counts(torch.zeros(9)), 0.5, zeros=False))
 
 
 def brute(points, stored, count):

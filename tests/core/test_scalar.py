@@ -83,6 +83,9 @@ WALK = Walk(-4, 4, evaluations=40, tolerance=1e-8)
         ([(u, u**2) for u in (-0.3, 0, 0.1)], -0.1),
         ([(u, 1e3 * (u - 1e-4) ** 2) for u in (-0.1, 0, 0.1)], 4e-4),  # never too near
         ([(u, 1e3 * (u + 1e-4) ** 2) for u in (-0.1, 0, 0.1)], -4e-4),
+        ([(u, 1e3 * (u - 4.5e-4) ** 2) for u in (-0.1, 0, 1e-3)], 4.5e-4),
+        ([(u, 1e3 * (u - 3.5e-4) ** 2) for u in (-0.1, 0, 7.5e-4)], None),  # nor between such
+        ([*((u, (u - 0.3) ** 2) for u in (0, 0.2, 0.5, 0.7)), (3, 50)], 0.3),  # the nearest four
     ],
 )
 def test_where_a_walk_looks_next(points, expected):
@@ -313,6 +316,24 @@ def test_temper_says_at_which_cap_it_stopped(labels, side):
     found = temper([Batch(logits, labels)])
     assert found.capped.tolist() == [side]
     assert not found.converged
+
+
+def test_rows_that_are_right_and_sure_from_the_start_end_at_the_cap_too():
+    data = [Batch(30 * torch.eye(4).double().repeat(5, 1), torch.arange(4).repeat(5))]
+    for found in (temper(data), temper_cells(data, by_argmax, 4)):
+        assert set(found.capped) == {1}
+        np.testing.assert_allclose(found.inverse, 1000 / 30)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+@pytest.mark.parametrize("start", [0.3, 0.5, 0.9])
+def test_the_unit_of_the_logits_makes_no_search_longer_or_shorter(unit, start):
+    logits, labels = drawn()
+    one, other = (
+        temper([Batch(logits * by, labels)], start=start / by, enough=1e-4) for by in (1, unit)
+    )
+    assert other.steps == one.steps
+    assert other.inverse[0] * unit == pytest.approx(one.inverse[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("loss", [nll, brier], ids=lambda loss: loss.name)

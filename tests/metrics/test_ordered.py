@@ -128,6 +128,16 @@ def test_the_published_adaptive_ece_against_a_loop(n, dtype):
     assert got == pytest.approx(expected, abs=1e-9)
 
 
+def test_the_published_edges_are_rounded_to_the_type_of_the_confidences():
+    """Between neighbours in float32 an edge two thirds of the way is the upper one."""
+    low = np.float32(0.75)
+    values = torch.tensor([0.25, 0.5, low, np.nextafter(low, np.float32(1))])
+    drawn = Ordered(values, torch.tensor([True, False, False, True]))
+    assert adaptive_ece_of(drawn, bins=3, reference=True) == pytest.approx((0.5 + 0.5) / 4)
+    wide = Ordered(values.double(), drawn.correct)
+    assert adaptive_ece_of(wide, bins=3, reference=True) == pytest.approx((0.5 + 0.75 + 0.25) / 4)
+
+
 def test_the_published_adaptive_ece_drops_all_rows_tied_at_the_minimum():
     tied = rows([0.6] * 4 + [0.9] * 4, [False] * 8)
     assert adaptive_ece_of(tied, bins=2) == pytest.approx(0.75)
