@@ -103,7 +103,7 @@ def minimize(
     )
     assert best is not None
     value, found, gradient = best
-    settled = count < iterations or float(gradient.abs().max()) <= 100 * flat
+    settled = count <= iterations or float(gradient.abs().max()) <= 100 * flat
     return Descent(found, value, count, math.isfinite(value) and settled)
 
 
