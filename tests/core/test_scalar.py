@@ -13,13 +13,13 @@ from scipy.optimize import minimize_scalar
 from featcal import Batch
 from featcal.core import scalar as tempering
 from featcal.core.batch import Through, stored_logits
-from featcal.core.fit import brier, measure, nll
+from featcal.core.fit import brier, nll
 from featcal.core.scalar import (
-    LOGIT_SCALE,
     Point,
     Shrinkage,
     Walk,
     best_of,
+    caps_of,
     fitted_shape,
     flat,
     minimize_log,
@@ -256,25 +256,27 @@ def test_row_nll_has_the_gradient_of_the_full_formula():
     torch.testing.assert_close(row_nll(logits, labels, b).sum(), full)
 
 
-def test_the_scale_of_logits_is_the_geometric_mean_of_the_gaps_below_the_top():
+def test_caps_lie_at_a_thousand_times_the_size_of_the_logits_and_at_a_thousandth():
     logits, labels = drawn(n=60)
-    logits[5] = 2.0  # a row of equal logits has no scale
-    logits[6, :] = torch.tensor([3.0, 1.0, 3.0, 1.0])  # and two at the top none between them
-    first, second = np.sort(logits.numpy(), 1)[:, :-3:-1].T
-    gaps = np.where(first > second, first - second, first - logits.numpy().mean(1))
-    expected = np.exp(np.log(gaps[gaps > 0]).mean())
-    assert measure([Batch(logits, labels)], LOGIT_SCALE)[0] == pytest.approx(expected)
-    parts = [Batch(logits[:20], labels[:20]), Batch(logits[20:], labels[20:])]
-    assert measure(parts, LOGIT_SCALE)[0] == pytest.approx(expected)
+    logits[5] = 2.0  # a row of equal logits has no size
+    tops = (logits.amax(1) - logits.mean(1)).numpy()
+    size = np.exp(np.log(tops[tops > 0]).mean())
+    for parts in ([60], [20, 40]):
+        batches = map(Batch, logits.split(parts), labels.split(parts))
+        assert caps_of(list(batches)) == pytest.approx((1e-3 / size, 1e3 / size))
 
 
 @pytest.mark.parametrize("masked", [-1e4, -1e9])
-def test_a_masked_class_changes_no_temperature(masked):
+def test_masked_classes_change_no_temperature(masked):
     logits, labels = drawn(n=400, k=5)
     labels = labels.clamp(min=1)
     bare = temper([Batch(logits[:, 1:], labels - 1)])
     logits[:, 0] = masked
     assert temper([Batch(logits, labels)]).temperature == pytest.approx(bare.temperature, rel=1e-6)
+    only = torch.full((400, 5), masked).double()  # and rows of a single class have no say
+    only[:, 1] = 0.0
+    both = Batch(torch.cat([logits, only]), torch.cat([labels, torch.ones(400).long()]))
+    assert temper([both]).temperature == pytest.approx(bare.temperature, rel=1e-6)
 
 
 def test_the_pull_has_its_own_slope_and_curvature():
@@ -322,7 +324,7 @@ def test_rows_that_are_right_and_sure_from_the_start_end_at_the_cap_too():
     data = [Batch(30 * torch.eye(4).double().repeat(5, 1), torch.arange(4).repeat(5))]
     for found in (temper(data), temper_cells(data, by_argmax, 4)):
         assert set(found.capped) == {1}
-        np.testing.assert_allclose(found.inverse, 1000 / 30)
+        np.testing.assert_allclose(found.inverse, 1000 / 22.5)  # the top above the mean
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1e3])
@@ -337,17 +339,20 @@ def test_the_unit_of_the_logits_makes_no_search_longer_or_shorter(unit, start):
 
 
 @pytest.mark.parametrize("loss", [nll, brier], ids=lambda loss: loss.name)
-def test_caps_lie_at_a_thousand_times_the_scale_and_at_a_thousandth(loss):
-    logits, labels = drawn()
-    data = [Batch(logits, labels)]
-    for scale in (None, 0.003, 1300.0):  # two thirds of the best, and half as much again
-        assert temper(data, loss, scale=scale).capped.tolist() == [0]
-    for scale, inverse, side in ((1e4, 0.1, 1), (1e-4, 10.0, -1)):  # the best is near one half
-        found = temper(data, loss, scale=scale)
+def test_a_search_ends_at_its_caps(loss, monkeypatch):
+    data = [Batch(*drawn())]
+    # The best is near one half; the narrower caps end two thirds of the way, and half as far again.
+    for caps, side in (
+        *(((0.33, 330.0), 0), ((7.7e-7, 0.77), 0)),
+        *(((1e-7, 0.1), 1), ((10.0, 1e7), -1)),
+    ):
+        monkeypatch.setattr(tempering, "caps_of", lambda data, caps=caps: caps)
+        found = temper(data, loss)
         assert found.capped.tolist() == [side]
-        assert found.inverse[0] == pytest.approx(inverse)
-        assert not found.converged
-        assert loss is brier or found.steps <= 3  # the cap is seen and ends it
+        if side:
+            assert found.inverse[0] == pytest.approx(caps[side == 1])
+            assert not found.converged
+            assert loss is brier or found.steps <= 3  # the cap is seen and ends it
 
 
 @pytest.mark.parametrize(("name", "value"), [("SURE", 10.0), ("PROBE", 1), ("PROBE", 2)])

@@ -239,6 +239,42 @@ def test_a_valley_hidden_in_a_few_rows_is_found():
     assert nll_at(world, float(found.threshold)) <= best + 1e-6
 
 
+@pytest.mark.parametrize("seed", [0, 3])
+def test_a_shallow_valley_below_a_few_enormous_activations_is_found(seed):
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(256, 32, generator=draw) / 32**0.5
+    features = torch.randn(66_000, 32, generator=draw).relu()
+    labels = torch.multinomial((features @ weight.T * 4).softmax(1), 1, generator=draw)[:, 0]
+    wrong = torch.rand(features.shape, generator=draw) < 1e-4
+    features += wrong * 8 * torch.rand(features.shape, generator=draw)
+    features[0, 0] = 200.0
+    world = SimpleNamespace(features=features, labels=labels, head=linear(4 * weight.numpy()))
+    found = fitted(world)
+    assert found.report.loss_after <= lowest_of(world, [2.8, 3.2, 3.6]) + 1e-4
+
+
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_rows_of_zeros_do_not_hide_the_others(share):
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.randn(20, 64, generator=draw) / 8
+    features = torch.randn(8000, 64, generator=draw).relu()
+    logits = features.clamp(max=0.8) @ weight.T * 6
+    labels = torch.multinomial(logits.softmax(1), 1, generator=draw)[:, 0]
+    features[: int(8000 * share)] = 0
+    world = SimpleNamespace(features=features, labels=labels, head=linear(6 * weight.numpy()))
+    assert fitted(world).report.loss_after <= lowest_of(world, np.linspace(0.3, 1.5, 25)) + 1e-5
+
+
+def test_logits_in_64_bit_beside_a_head_in_32_change_nothing(made):
+    world = made(n=9000, d=16, k=24)
+    logits = world.head(world.features).detach()
+    one, other = (
+        parse("clip").fit(Batch(kept, world.labels, world.features), world.head)
+        for kept in (logits, logits.double())
+    )
+    assert float(one.threshold) == pytest.approx(float(other.threshold), rel=1e-4)
+
+
 @given(st.integers(0, 2**31), st.booleans(), st.sampled_from([1.0, 3.0]))
 @settings(max_examples=4, deadline=None)
 def test_small_data_against_a_dense_grid(made, seed, signed, heat):

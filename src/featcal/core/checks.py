@@ -35,7 +35,7 @@ ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
 ROUNDED_SUM = 1e-2 + 1e-6  # the same of probabilities rounded to two or three decimals
 DOUBTED_ROWS = 1000  # rows that are looked at to tell logits from probabilities
 SHOWN_ROWS = 5
-MASKED = {"logits": "remove them first, or give classes that are masked -1e9"}
+MASKED = {"logits": "remove them first, or write -50 for masked classes"}
 # The most of a whole number, by its name: a larger one would only take time or memory.
 MOST = {
     **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},

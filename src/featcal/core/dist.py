@@ -152,7 +152,7 @@ def summed(parts: Iterable[Tensor], *shape: int) -> Tensor:
 
 
 def summing(parts: Iterable[Tensor], *shape: int) -> Callable[[], Tensor]:
-    """The same once it is asked for: a GPU may still be at it, and have more to do meanwhile."""
+    """Begins that sum, and returns what waits for it: a GPU may have more to do meanwhile."""
     here: Tensor | None = None
     for part in parts:
         part = part.reshape(shape)

@@ -187,7 +187,7 @@ def measure(
 def measuring(
     data: Data, *losses: Loss, logits_of: Callable[[Batch], Tensor] = stored_logits
 ) -> Callable[[], list[float]]:
-    """The same once it is asked for, so that a GPU is at work while more is asked of it."""
+    """Begins that pass, and returns what waits for its values: more may be begun meanwhile."""
     sizes = [*(loss.size for loss in losses), 1]
 
     def sums_of(rows: Batch) -> Tensor:

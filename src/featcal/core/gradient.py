@@ -73,7 +73,7 @@ def minimize(
     count = 0
     best: tuple[float, Tensor, Tensor] | None = None  # the lowest value, where, and its gradient
 
-    def summed(batch: Batch, at: Tensor) -> Tensor:
+    def valued(batch: Batch, at: Tensor) -> Tensor:
         ready = unchecked(stored_logits(batch).double(), batch.labels, batch.features)
         return _flat(lambda at: objective(at, ready), at.to(batch.labels.device))
 
@@ -81,7 +81,7 @@ def minimize(
         """Value and gradient over all processes."""
         nonlocal count, best
         count += 1
-        parts = (summed(batch, at) for batch in data if len(batch))
+        parts = (valued(batch, at) for batch in data if len(batch))
         sums = dist.summed(parts, len(at) + 1) / rows
         if penalty is not None:
             sums += _flat(penalty, at)

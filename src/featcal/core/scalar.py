@@ -236,28 +236,41 @@ class Shrinkage:
         return np.stack([weight * gap**2 / 2, weight * gap, np.full_like(gap, weight)])
 
 
-def _scale_sums(logits: Tensor, _: object) -> Tensor:
-    first, second = logits.topk(2).values.unbind(1)
-    gap = (first - torch.where(first > second, second, logits.mean(1))).double()
-    there = gap > 0
-    return torch.stack([gap.where(there, 1.0).log().sum(), there.sum(dtype=torch.float64)])
+def _geometric(name: str, size_of: Callable[[Tensor], Tensor]) -> Loss:
+    """The geometric mean of a size of each row, so that no single row decides; 0 where all are."""
+
+    def sums(logits: Tensor, _: object) -> Tensor:
+        size = size_of(logits).double()
+        there = size > 0
+        return torch.stack([size.where(there, 1.0).log().sum(), there.sum(dtype=torch.float64)])
+
+    def value(sums: Tensor, _: float) -> float:
+        return math.exp(float(sums[0] / sums[1])) if sums[1] else 0.0
+
+    return Loss(name, sums, value, size=2)
 
 
-def _scale_value(sums: Tensor, _: float) -> float:
-    return math.exp(float(sums[0] / sums[1])) if sums[1] else 0.0
+SPREAD = _geometric("top above mean", lambda z: z.amax(1) - z.mean(1))
+GAP = _geometric("top above second", lambda z: -z.topk(2).values.diff(dim=1)[:, 0])
 
 
-# How far the top logit stands above the second, or above the mean where two share the top, by the
-# geometric mean so that no single row decides: the unit in which a temperature is large or small. A
-# class masked by -1e9 has no say.
-LOGIT_SCALE = Loss("logit scale", _scale_sums, _scale_value, size=2)
+def caps_of(data: Data) -> tuple[float, float] | None:
+    """The least and the largest b to look at; None where all logits of each row are equal.
+
+    Where the spread is that of masked classes, such as -1e9, T = 1 is within them all the same.
+    """
+    spread = measure(data, SPREAD)[0]
+    if spread == 0:
+        return None
+    if spread < CAP:
+        return 1 / (CAP * spread), CAP / spread
+    return 1 / (CAP * max(measure(data, GAP)[0], 1.0)), CAP
 
 
 def temper(
     data: Data,
     loss: Loss = nll,
     *,
-    scale: float | None = None,
     start: float | None = None,
     enough: float = ENOUGH,
 ) -> Tempered | None:
@@ -269,23 +282,22 @@ def temper(
     Args:
         data: rows with logits.
         loss: what to minimise.
-        scale: LOGIT_SCALE of the data, where it is known.
         start: a b that is close, where one is known: one or two passes are left then.
         enough: how far off b may be, as a share of it.
     """
     search = partial(_newton, data, None, 1, smoothing=loss.smoothing, enough=enough)
-    if loss.base is nll and scale is None:
+    if loss.base is nll:
         near = _near(data, loss) if start is None and enough == ENOUGH else start
         if near is not None:
             found = search((near / 4, near * 4), start=near)
             if not found.capped.any():
                 return found
-    scale = measure(data, LOGIT_SCALE)[0] if scale is None else scale
-    if scale == 0:
+    caps = caps_of(data)
+    if caps is None:
         return None
-    low, high = 1 / (CAP * scale), CAP / scale
     if loss.base is nll:
-        return search((low, high))
+        return search(caps)
+    low, high = caps
 
     def score(inverse: float) -> float:
         # A smooth loss is flat at its minimum, and float32 would hide T beyond its fourth digit.
@@ -326,10 +338,9 @@ def temper_cells(
     Cells, such as predicted classes or groups, are independent problems that share every pass over
     the data. One without rows stays at the centre of the shrinkage, or at T = 1 without one.
     """
-    scale = measure(data, LOGIT_SCALE)[0]
-    if scale == 0:
+    caps = caps_of(data)
+    if caps is None:
         return None
-    caps = 1 / (CAP * scale), CAP / scale
     start = 1.0 if shrink is None else shrink.centre
     return _newton(data, cell_of, cells, caps, shrink, start=start, smoothing=smoothing)
 

@@ -375,10 +375,10 @@ class Trials:
 
     def at(self, threshold: float) -> Trial:
         """Tries one threshold, rounded to float32 as the fitted buffer will hold it."""
-        return self.asked(threshold)()
+        return self.begun(threshold)()
 
-    def asked(self, threshold: float) -> Callable[[], Trial]:
-        """The same once it is asked for: a GPU does not wait between one threshold and the next."""
+    def begun(self, threshold: float) -> Callable[[], Trial]:
+        """Begins a trial, and returns what waits for it: a GPU goes on to the next threshold."""
         threshold = float(np.float32(threshold))
         losses = dict.fromkeys([self.criterion, self.problem.loss])
         if self.accuracy:
@@ -547,7 +547,7 @@ class Search:
             if there is None:
                 logits = F.linear(features.clamp(-centre, centre), weight, bias)
             else:
-                logits = stored_logits(known)
+                logits = stored_logits(known).to(weight.dtype)
             paths.append(LinearPath(features, logits, directions, centre, 1.2 * reach))
             labels.append(batch.labels)
             # Logits or slope are a product of the head's size, and so are as many units passed.
@@ -652,8 +652,8 @@ class Search:
         few = [math.log(c) for c in quantiles(peaks, shares) if c < self.peak]
         if self.layer is None or not (self.window or self.sweeps):
             rough = Trials(part, self.rough, accuracy=False)
-            asked = [rough.asked(math.exp(log_c)) for log_c in (math.inf, *sorted({*few}))]
-            scores = [trial().score for trial in asked]
+            begun = [rough.begun(math.exp(log_c)) for log_c in (math.inf, *sorted({*few}))]
+            scores = [trial().score for trial in begun]
             if scores[0] - min(scores) < found.gain - CLOSE:
                 return math.inf, [], None  # far from the depth of the sample's valley
             for log_c in track("clip: far end", sorted({*few})):
@@ -677,12 +677,14 @@ class Search:
             if rough.seen[0].score - deepest < found.gain - CLOSE:
                 return math.inf, [], None
             if self.problem.then is None:
-                # The valley that the sample found is no other, nor is its shoulder.
+                # Neither the valley that the sample has found already, nor the slope down to one at
+                # the scan's lower end, nor the flat top where nothing is clipped.
                 end, known = min(one.threshold for one in rough.seen), math.exp(found.floor)
+                limit = deepest + min(CLOSE, (rough.seen[0].score - deepest) / 2)
                 ways = [
                     (left.threshold, right.threshold)
                     for left, one, right in valleys(rough.seen)
-                    if one.score < deepest + CLOSE
+                    if one.score < limit
                     and one.threshold > end
                     and not left.threshold < known < right.threshold
                 ][:2]
@@ -690,7 +692,7 @@ class Search:
                     return math.inf, [], None
                 points = [math.ceil(math.log(b / a) / NARROW) + 2 for a, b in ways]
                 every = map(self.sweep, *zip(*ways, strict=True), points)
-                return low, [trial for trials in every for trial in trials], None
+                return math.inf, [trial for trials in every for trial in trials], None
             near = {one.threshold for three in valleys(rough.seen)[:3] for one in three}
             scan = [math.log(c) for c in sorted(near, reverse=True)]
         path = self.along(self.peak, self.problem.data, reach)
@@ -879,8 +881,8 @@ def valley(problem: Problem, part: Problem, loss: Loss) -> Valley:
     trials = Trials(part, loss, accuracy=False)
 
     def points(label: str, logs: list[float]) -> list[Point]:
-        asked = [(log_c, trials.asked(math.exp(log_c))) for log_c in track(label, logs)]
-        return [Point(log_c, trial().score) for log_c, trial in asked]
+        begun = [(log_c, trials.begun(math.exp(log_c))) for log_c in track(label, logs)]
+        return [Point(log_c, trial().score) for log_c, trial in begun]
 
     scan = [math.log(c) for c in scan_thresholds(part)]
     sampled = int(dist.total(torch.tensor(sum(map(len, part.source)))))
@@ -917,16 +919,23 @@ def sample(problem: Problem, share: float) -> Problem:
 
     Rows are picked by their content, so that neither the order of the rows nor their split into
     batches or ranks changes the sample. Where that picks none or far too many, as among copies of
-    a few rows, those with the lowest hashes are taken: the cost of a scan must stay bounded.
+    a few rows, those with the lowest hashes are taken: the cost of a scan must stay bounded. Rows
+    of nothing but zeros are copies that no threshold changes, and are left out.
     """
-    data = problem.data if problem.data.kept else problem.source
-    parts = [batch.rows(row_hash(features_of(batch)) < share * 2**32) for batch in data]
+    data, facts = problem.data if problem.data.kept else problem.source, problem.facts
+    still = row_hash(torch.zeros(1, facts.width, device=facts.device))
+
+    def active(batch: Batch, limit: float = math.inf) -> Batch:
+        hashes = row_hash(features_of(batch))
+        return batch.rows((hashes < limit) & (hashes != still))
+
+    parts = [active(batch, share * 2**32) for batch in data]
     if len(parts) > 1:  # one from each chunk: a product of many rows is cheaper than many of a few
         parts = [joined(parts)]
     found = int(dist.total(torch.tensor(sum(map(len, parts)))))
-    if not 0 < found <= 1.3 * share * problem.facts.rows + 10:
-        most, facts = math.ceil(share * problem.facts.rows), problem.facts
-        rows = hashed_sample(data, most, width=facts.width, device=facts.device)
+    if not 0 < found <= 1.3 * share * facts.rows + 10:
+        most, others = math.ceil(share * facts.rows), map(active, data)
+        rows = hashed_sample(others, most, width=facts.width, device=facts.device)
         parts = [rows.rows(slice(dist.rank(), None, dist.world()))]  # all processes have all
     return replace(problem, source=parts, data=Through(parts, problem.data.logits_of))
 

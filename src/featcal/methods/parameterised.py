@@ -432,9 +432,9 @@ class _Trials:
             at = silent_start(self.sizes, self.wanted.seed)
             for number, strength in enumerate(STRENGTHS):  # the next starts where the last ended
                 at = self._descend(at, data, rows, strength, FIRST if number == 0 else NEXT).at
-                costs[number] += summed(self.objective, at, part) / judged
+                costs[number] += loss_over(self.objective, at, part) / judged
             shift = minimize(self.shifted, torch.zeros(1), data, rows).at
-            plain += summed(self.shifted, shift, part) / judged
+            plain += loss_over(self.shifted, shift, part) / judged
         return costs, plain
 
     def fit_all(self, strength: float) -> tuple[Tensor, bool]:
@@ -464,7 +464,7 @@ class _Trials:
 
 
 @torch.no_grad()
-def summed(objective: Objective, at: Tensor, data: Data) -> float:
+def loss_over(objective: Objective, at: Tensor, data: Data) -> float:
     """The summed loss over all processes."""
     return float(dist.summed(objective(at.to(b.labels.device), b) for b in data if len(b)))
 
@@ -486,7 +486,7 @@ def sharpened(
         step = axes @ ((axes.T @ gradient) / sizes.abs().clamp(min=floor))
         for share in LENGTHS:
             there = at - share * step
-            reached = summed(objective, there, data) / rows + float(penalty(there))
+            reached = loss_over(objective, there, data) / rows + float(penalty(there))
             if reached <= value + 1e-14 * abs(value):
                 break
         else:
