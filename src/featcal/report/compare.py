@@ -199,26 +199,19 @@ def compare(
 
 
 def check_apart(val: object, test: object) -> None:
-    """Refuses to score the rows of the fit: the same loader, split, batches or arrays twice."""
-    if same_rows(val, test):
+    """Refuses to score the rows of the fit: the same loader, split, batch or arrays twice."""
+    same = val is test and val is not None
+    if isinstance(val, PackSplit) or isinstance(test, PackSplit):
+        same = val == test
+    elif isinstance(val, Batch) and isinstance(test, Batch):
+        first, other = (b.features if b.logits is None else b.logits for b in (val, test))
+        same = first is not None and other is not None and first.device == other.device
+        same = same and torch.equal(first, other) and torch.equal(val.labels, test.labels)  # type: ignore[arg-type]
+    if same:
         raise InputError(
             "val and test are the same rows: never score on the rows of the fit; leave out test to "
             "cross-fit them"
         )
-
-
-def same_rows(one: object, other: object) -> bool:
-    """Whether two data sets are one, or equal to the last value."""
-    if isinstance(one, PackSplit) or isinstance(other, PackSplit):
-        return one == other
-    if isinstance(one, Batch) and isinstance(other, Batch):
-        first, second = (b.features if b.logits is None else b.logits for b in (one, other))
-        return same_rows((first, one.labels), (second, other.labels))
-    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
-        return len(one) == len(other) > 0 and all(map(same_rows, one, other))
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.device == other.device and torch.equal(one, other)
-    return one is other and one is not None
 
 
 def settings_of(
