@@ -197,8 +197,10 @@ def test_a_finished_run_joins_those_of_the_file(imported, published, tmp_path):
     names = [run["name"] for run in made["runs"]]
     assert names == [r.name for r in script.grid() if r.name in names]
     assert set(names) == {folder.name, *(run["name"] for run in published["runs"])}
-    others = ([r for r in some["runs"] if r["name"] != folder.name] for some in (made, published))
-    assert next(others) == next(others)
+    one, other = (
+        [r for r in found["runs"] if r["name"] != folder.name] for found in (made, published)
+    )
+    assert one == other
     assert script.merged([tmp_path], made["runs"])["runs"] == made["runs"]
     new = made["runs"][names.index(folder.name)]["results"]["matched"]
     p = np.exp(logits - logits.max(1, keepdims=True))
