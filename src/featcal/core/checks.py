@@ -35,7 +35,8 @@ ROW_SUM, ROW_SUM_16_BIT = 1e-3, 1e-2
 ROUNDED_SUM = 1e-2 + 1e-6  # the same of probabilities rounded to two or three decimals
 DOUBTED_ROWS = 1000  # rows that are looked at to tell logits from probabilities
 SHOWN_ROWS = 5
-MASKED = {"logits": "remove them first, or write -50 for masked classes"}
+REMEDY = "remove them first"
+REMEDIES = {"logits": f"{REMEDY}, or write -50 for masked classes"}  # by what is refused
 # The most of a whole number, by its name: a larger one would only take time or memory.
 MOST = {
     **{"partitions": 200, "groups": 100, "restarts": 100, "hidden": 200, "layers": 10},
@@ -333,7 +334,7 @@ def check_finite(
         bad = (~torch.isfinite(values).flatten(1).all(1)).nonzero().flatten()
         if len(bad):
             rows = rows_text(bad, first_row)
-            remedy = remedy or MASKED.get(name, "remove them first")
+            remedy = remedy or REMEDIES.get(name, REMEDY)
             raise InputError(f"{name} are NaN or infinite in {rows}: {remedy}")
 
 

@@ -677,17 +677,7 @@ class Search:
             if rough.seen[0].score - deepest < found.gain - CLOSE:
                 return math.inf, [], None
             if self.problem.then is None:
-                # Neither the valley that the sample has found already, nor the slope down to one at
-                # the scan's lower end, nor the flat top where nothing is clipped.
-                end, known = min(one.threshold for one in rough.seen), math.exp(found.floor)
-                limit = deepest + min(CLOSE, (rough.seen[0].score - deepest) / 2)
-                ways = [
-                    (left.threshold, right.threshold)
-                    for left, one, right in valleys(rough.seen)
-                    if one.score < limit
-                    and one.threshold > end
-                    and not left.threshold < known < right.threshold
-                ][:2]
+                ways = unknown_valleys(rough.seen, math.exp(found.floor))[:2]
                 if not ways:
                     return math.inf, [], None
                 points = [math.ceil(math.log(b / a) / NARROW) + 2 for a, b in ways]
@@ -818,6 +808,22 @@ def valleys(trials: list[Trial]) -> list[tuple[Trial, Trial, Trial]]:
     threes = zip([order[0], *order], order, [*order[1:], order[-1]], strict=False)
     found = [(a, b, c) for a, b, c in threes if b.score <= min(a.score, c.score)]
     return sorted(found, key=lambda three: three[1].score)
+
+
+def unknown_valleys(trials: list[Trial], known: float) -> list[tuple[float, float]]:
+    """From where to where the deep valleys of a scan from the top lie, other than a known one.
+
+    Neither the slope down to one below the scan's lower end is such, nor the flat top, where next
+    to nothing is clipped.
+    """
+    end, deepest = min(trial.threshold for trial in trials), lowest(trials).score
+    limit = deepest + min(CLOSE, (trials[0].score - deepest) / 2)
+    ways = [
+        (left.threshold, right.threshold)
+        for left, one, right in valleys(trials)
+        if one.threshold > end and one.score < limit
+    ]
+    return [(left, right) for left, right in ways if not left < known < right]
 
 
 def narrow(path: Trials) -> None:

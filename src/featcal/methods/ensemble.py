@@ -183,12 +183,11 @@ def true_class(data: Data, temperature: float) -> Tensor:
 
     Rounding in float32 roughens the loss enough to hide t beyond its third digit.
     """
-    found = [torch.zeros(0, dtype=torch.float64)]
+    found = []
     for batch in data:
-        if len(batch):
-            scaled = stored_logits(batch).double() / temperature
-            found.append(-F.cross_entropy(scaled, batch.labels, reduction="none"))
-    return torch.cat([part.to(found[-1].device) for part in found])
+        scaled = stored_logits(batch).double() / temperature
+        found.append(-F.cross_entropy(scaled, batch.labels, reduction="none"))
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64)
 
 
 def least_squares_at(problem: Problem) -> Callable[[float], Weighted]:
@@ -204,9 +203,8 @@ def least_squares_at(problem: Problem) -> Callable[[float], Weighted]:
             true = torch.stack([part.gather(1, place)[:, 0] for part in (scaled, plain)])
             return torch.cat([products, true]).sum(1)
 
-        ss, sp, pp, s, p = (
-            dist.summed(map(sums_of, problem.data), 5) / problem.facts.rows
-        ).tolist()
+        mean = dist.summed(map(sums_of, problem.data), 5) / problem.facts.rows
+        ss, sp, pp, s, p = mean.tolist()
         bend = np.array([[ss, sp, share], [sp, pp, share], [share, share, share]])
         slope = -np.array([s, p, share])
         weights = simplex_minimum(bend, slope)
